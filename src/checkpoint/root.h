@@ -24,12 +24,11 @@
 
 namespace outlast {
 
-// --- Claims
-// ---------------------------------------------------------------------------------------------------------------
+// --- Claims ---
 
 inline constexpr absl::Duration kBeatInterval = absl::Seconds(5);
-inline constexpr absl::Duration kSilence =
-    2 * kBeatInterval;  // an owner whose beat stands still so long has lost its claim
+// Two beats: an owner whose beat stands still so long has lost its claim.
+inline constexpr absl::Duration kSilence = absl::Seconds(10);
 
 // Who holds a claim: enough to see from the same host whether it is gone.
 struct OwnerIdentity {
@@ -67,8 +66,7 @@ struct ClaimDecision {
 enum class TakeOver : uint8_t { kNo, kYes };
 ClaimDecision JudgeClaim(const ClaimView& newest, const Id128& run, TakeOver take_over);
 
-// --- Checkpoints and their chain
-// ------------------------------------------------------------------------------------------
+// --- Checkpoints and their chain ---
 
 enum class CheckpointState : uint8_t {
   kCommitted,   // a valid manifest of this job
@@ -137,8 +135,7 @@ struct StartDecision {
 // silent step 0.
 absl::StatusOr<StartDecision> DecideStart(const Listing& listing, StartMode mode);
 
-// --- Roll-forward
-// -----------------------------------------------------------------------------------------------------------
+// --- Roll-forward ---
 
 // A folder with everything but MANIFEST.
 struct RollForwardView {
@@ -158,8 +155,7 @@ struct RollForwardDecision {
 // newer than theirs is of the run `roller`.
 RollForwardDecision JudgeRollForward(const RollForwardView& view, const Id128& roller);
 
-// --- The root
-// -----------------------------------------------------------------------------------------------------------------
+// --- The root ---
 
 enum class Access : uint8_t { kRead, kWrite };
 
