@@ -1,0 +1,414 @@
+#include "outlast/checkpoint/checkpointer.h"
+
+#include <algorithm>
+#include <cmath>
+#include <optional>
+#include <utility>
+
+#include "base/error.h"
+#include "checkpoint/reader.h"
+#include "checkpoint/save_service.h"
+#include "checkpoint/save_wire.h"
+#include "checkpoint/snapshotter.h"
+#include "outlast/base/clock.h"
+#include "outlast/base/memory.h"
+#include "outlast/run/run.h"
+#include "run/keeper.h"
+#include "run/link.h"
+
+namespace outlast {
+namespace {
+
+constexpr absl::Duration kOpenTimeout = absl::Seconds(60);
+constexpr absl::Duration kBuffersTimeout = absl::Seconds(120);
+constexpr absl::Duration kChooseTimeout = absl::Seconds(60);
+constexpr absl::Duration kVoteTimeout = absl::Seconds(150);
+constexpr absl::Duration kFreeBufferTimeout = absl::Seconds(60);
+constexpr double kLargestStallShare = 0.01;  // of a step: above it, memory snapshots are spaced
+constexpr int64_t kCadenceWindow = 32;       // snapshots between two looks at the share
+
+absl::Status CheckOptions(const CheckpointerOptions& options) {
+  const auto refuse = [](std::string_view what, auto found, std::string_view wanted) {
+    return Error(absl::StatusCode::kInvalidArgument, "checkpointer option {}: {}, {} wanted", what, found, wanted);
+  };
+  if (options.uri.empty()) return refuse("uri", "''", "a path or file:///path");
+  if (options.every.steps() < 0) return refuse("every", options.every.steps(), "at least 1 step");
+  if (options.snapshot_every.steps() < 0) return refuse("snapshot_every", options.snapshot_every.steps(), "at least 1 step");
+  if (options.keep_last < 1) return refuse("keep_last", options.keep_last, "at least 1");
+  if (options.buffers != 0 && options.buffers != 2 && options.buffers != 3) return refuse("buffers", options.buffers, "0 (auto), 2 or 3");
+  if (options.stall_limit <= absl::ZeroDuration()) return refuse("stall_limit", absl::FormatDuration(options.stall_limit), "a positive time");
+  return absl::OkStatus();
+}
+
+uint64_t StateBytes(const StateView& state) {
+  uint64_t bytes = 0;
+  for (const Region& region : state.regions) bytes += region.bytes.size();
+  return bytes;
+}
+
+}  // namespace
+
+class Checkpointer::Impl {
+ public:
+  Impl(Run& run, CheckpointerOptions options) : run_(run), options_(std::move(options)) {}
+
+  absl::Status Open();
+  absl::StatusOr<int64_t> Restore(const StateView& state);
+  absl::Status BeforeUpdate();
+  absl::Status SaveIfDue(int64_t step, const StateView& state);
+  absl::Status Release();
+  absl::Status Finish(int64_t step, const StateView& state);
+  CheckpointStats stats() const;
+  const Extras& extras() const { return extras_; }
+
+ private:
+  // The snapshot that the trainer's stable regions still hold, if any: nothing was updated since.
+  struct Live {
+    uint64_t generation = 0;
+    int64_t step = 0;
+    bool operator==(const Live&) const = default;
+  };
+
+  absl::Status EnsureBuffers(const StateView& state);
+  absl::Status MakeSnapshotter(const Message& answer, const StateView& state);
+  absl::Status RestoreFrom(const RestoreChoice& choice, const StateView& state);
+  absl::Status RestoreFromDisk(const RestoreChoice& choice, const StateView& state);
+  absl::Status Snapshot(int64_t step, const StateView& state, Snapshotter::Want want);
+  bool IsSnapshotDue(int64_t step) const;
+  bool IsDiskDue(int64_t step) const;
+  void ConsiderCadence(int64_t step);
+  void AddStall(int64_t started_ns);
+  void OnSaveEvent(const Message& message);
+
+  Run& run_;
+  const CheckpointerOptions options_;
+  Id128 job_;
+  std::unique_ptr<SealTable> table_;
+  std::string own_table_;  // what the buffers were made for
+  std::unique_ptr<Snapshotter> snapshotter_;
+  Extras extras_;
+  std::optional<Live> live_;
+  bool updates_are_announced_ = false;  // BeforeUpdate was called since the last save: copies may be lazy
+  uint64_t updates_ = 0;
+  int64_t window_started_ns_ = 0, window_stall_ns_ = 0, window_steps_ = 0;
+
+  mutable Mutex mutex_;
+  CheckpointStats stats_ ABSL_GUARDED_BY(mutex_);
+  bool reported_failure_ ABSL_GUARDED_BY(mutex_) = false;
+};
+
+absl::Status Checkpointer::Impl::Open() {
+  OUTLAST_RETURN_IF_ERROR(CheckOptions(options_));
+  if (Keeper* keeper = run_.local_keeper(); keeper != nullptr) {
+    // No agent: the process's own keeper saves, and what memory holds dies with the process.
+    run_.AttachToLocalKeeper([](Keeper& local) { return std::make_unique<SaveService>(local, SaveServiceOptions{}); });
+  }
+  run_.link().OnMessage(MessageKind::kSaveEvent, [this](const Message& message) { OnSaveEvent(message); });
+  const std::string payload = PayloadWriter().Text(EncodeOptions(options_)).bytes();
+  OUTLAST_ASSIGN_OR_RETURN(Message answer, run_.link().Call(MessageKind::kOpenRoot, 0, payload, kOpenTimeout));
+  PayloadReader reader(answer.payload);
+  for (std::byte& byte : job_.bytes) byte = reader.Int<std::byte>();
+  if (!reader.ok() || answer.fds.size() != 1) return Error(absl::StatusCode::kInternal, "answer to an open: malformed");
+  OUTLAST_ASSIGN_OR_RETURN(Mapping mapping, Mapping::Shared(answer.fds[0].get(), SealTable::BytesFor(run_.world())));
+  table_ = std::make_unique<SealTable>(std::move(mapping), run_.world());
+  run_.black_box().SetJobId(job_);
+  return absl::OkStatus();
+}
+
+// Runs on the link's reader thread.
+void Checkpointer::Impl::OnSaveEvent(const Message& message) {
+  PayloadReader reader(message.payload);
+  const auto step = reader.Int<int64_t>();
+  const bool durable = reader.Int<uint8_t>() != 0;
+  const std::string error(reader.Text());
+  MutexLock lock(mutex_);
+  if (durable) {
+    stats_.durable_step = std::max(stats_.durable_step, step);
+    return;
+  }
+  ++stats_.failed_saves;
+  // Once a run and rank 0: the agent's events hold them all.
+  if (!std::exchange(reported_failure_, true) && run_.rank() == 0) {
+    fmt::print(stderr, "outlast: a checkpoint could not be saved, training goes on: {}\n", error);
+  }
+}
+
+absl::Status Checkpointer::Impl::EnsureBuffers(const StateView& state) {
+  OUTLAST_RETURN_IF_ERROR(state.Validate());
+  OUTLAST_ASSIGN_OR_RETURN(const RankTable table, TableOfRank(state, static_cast<uint32_t>(run_.rank())));
+  std::string bytes = EncodeTable(table);
+  if (snapshotter_ != nullptr) {
+    if (bytes == own_table_) return absl::OkStatus();
+    return Error(absl::StatusCode::kInvalidArgument,
+                 "state of rank {}: names, dtypes or shapes differ from those that its snapshot buffers were made for", run_.rank());
+  }
+  const size_t parts = std::max<size_t>(1, (bytes.size() + kTablePartBytes - 1) / kTablePartBytes);
+  for (size_t part = 0; part < parts; ++part) {
+    const std::string payload = PayloadWriter()
+                                    .Int(static_cast<uint32_t>(part))
+                                    .Int(static_cast<uint32_t>(parts))
+                                    .Text(std::string_view(bytes).substr(part * kTablePartBytes, kTablePartBytes))
+                                    .bytes();
+    if (part + 1 < parts) {
+      OUTLAST_RETURN_IF_ERROR(run_.link().Notify(MessageKind::kBuffers, run_.generation(), payload));
+      continue;
+    }
+    OUTLAST_ASSIGN_OR_RETURN(const Message answer, run_.link().Call(MessageKind::kBuffers, run_.generation(), payload, kBuffersTimeout));
+    OUTLAST_RETURN_IF_ERROR(MakeSnapshotter(answer, state));
+  }
+  own_table_ = std::move(bytes);
+  return absl::OkStatus();
+}
+
+absl::Status Checkpointer::Impl::MakeSnapshotter(const Message& answer, const StateView& state) {
+  PayloadReader reader(answer.payload);
+  const auto tables_bytes = reader.Int<uint64_t>();
+  const auto count = reader.Int<uint32_t>();
+  if (!reader.ok() || answer.fds.size() != count + 1 || count == 0) return Error(absl::StatusCode::kInternal, "answer with buffers: malformed");
+  OUTLAST_ASSIGN_OR_RETURN(const Mapping all, Mapping::SharedReadOnly(answer.fds[0].get(), tables_bytes));
+  OUTLAST_ASSIGN_OR_RETURN(const auto tables, DecodeTables({reinterpret_cast<const char*>(all.data()), all.size()}));
+  OUTLAST_ASSIGN_OR_RETURN(TensorTable table, MergeTables(tables));
+  OUTLAST_ASSIGN_OR_RETURN(const Plan plan, MakePlan(std::move(table)));
+  OUTLAST_ASSIGN_OR_RETURN(Assignment assignment, AssignmentOf(plan, static_cast<uint32_t>(run_.rank())));
+  std::vector<Buffer> buffers;
+  for (size_t i = 1; i < answer.fds.size(); ++i) {
+    OUTLAST_ASSIGN_OR_RETURN(UniqueFd fd, Duplicate(answer.fds[i].get()));
+    OUTLAST_ASSIGN_OR_RETURN(Buffer buffer, Buffer::Open(std::move(fd)));
+    buffers.push_back(std::move(buffer));
+  }
+  Snapshotter::Options options;
+  options.job_id = job_;
+  options.run_id = run_.run_id();
+  options.rank = static_cast<uint32_t>(run_.rank());
+  options.world = static_cast<uint32_t>(run_.world());
+  options.stall_limit = options_.stall_limit;
+  options.is_aborted = [this](uint64_t generation) { return run_.generation() != generation || run_.is_aborted(); };
+  options.on_wanted_sealed = [this](int64_t step, uint64_t generation, int buffer, uint32_t turn, bool last) {
+    const std::string payload =
+        PayloadWriter().Int(step).Int(static_cast<uint32_t>(buffer)).Int(turn).Int(static_cast<uint8_t>(last)).bytes();
+    run_.link().Notify(MessageKind::kSealed, generation, payload).IgnoreError();  // a lost keeper ends this process anyway
+  };
+  OUTLAST_ASSIGN_OR_RETURN(snapshotter_, Snapshotter::Make(std::move(options), *table_, std::move(buffers), std::move(assignment), state));
+  return absl::OkStatus();
+}
+
+// --- Restore ----------------------------------------------------------------------------------------------------------
+
+absl::StatusOr<int64_t> Checkpointer::Impl::Restore(const StateView& state) {
+  SectionScope section = run_.Section("restore", {.phase = Phase::kRestore});
+  if (snapshotter_ != nullptr) snapshotter_->GiveUp();  // nothing of an aborted step is sealed
+  OUTLAST_RETURN_IF_ERROR(EnsureBuffers(state));
+  for (uint32_t attempt = 0;; ++attempt) {
+    OUTLAST_ASSIGN_OR_RETURN(const Message chosen, run_.link().Call(MessageKind::kChoose, run_.generation(),
+                                                                    PayloadWriter().Int(attempt).bytes(), kChooseTimeout));
+    OUTLAST_ASSIGN_OR_RETURN(const RestoreChoice choice, RestoreChoice::Decode(chosen.payload));
+    const absl::Status status = RestoreFrom(choice, state);
+    const bool mismatch = status.code() == absl::StatusCode::kInvalidArgument;
+    const std::string vote = PayloadWriter()
+                                 .Int(attempt)
+                                 .Int(static_cast<uint8_t>(status.ok()))
+                                 .Int(static_cast<uint8_t>(mismatch))
+                                 .Text(MessageOf(status))
+                                 .bytes();
+    const absl::Duration deadline = kVoteTimeout + absl::Seconds(static_cast<double>(StateBytes(state)) / 50e6);
+    OUTLAST_ASSIGN_OR_RETURN(const Message counted, run_.link().Call(MessageKind::kVote, run_.generation(), vote, deadline));
+    if (mismatch) return status;
+    if (PayloadReader(counted.payload).Int<uint8_t>() == 0) continue;
+    updates_are_announced_ = false;
+    return choice.step;
+  }
+}
+
+absl::Status Checkpointer::Impl::RestoreFrom(const RestoreChoice& choice, const StateView& state) {
+  std::string source;
+  if (choice.source == RestoreSource::kMemory) {
+    const Live wanted{choice.generation, choice.step};
+    const bool is_live = live_ == wanted;
+    live_.reset();
+    OUTLAST_RETURN_IF_ERROR(snapshotter_->Restore(static_cast<int>(choice.buffer), choice.turn, state, is_live));
+    OUTLAST_ASSIGN_OR_RETURN(extras_, snapshotter_->ReadExtras(static_cast<int>(choice.buffer)));
+    live_ = wanted;
+    source = is_live ? "live" : "memory";
+  } else {
+    live_.reset();
+    extras_.clear();
+    if (choice.source == RestoreSource::kDisk) {
+      OUTLAST_RETURN_IF_ERROR(RestoreFromDisk(choice, state));
+      source = "disk";
+    }
+  }
+  MutexLock lock(mutex_);
+  stats_.restored_from = source;
+  if (choice.source == RestoreSource::kDisk) stats_.durable_step = choice.step;
+  return absl::OkStatus();
+}
+
+absl::Status Checkpointer::Impl::RestoreFromDisk(const RestoreChoice& choice, const StateView& state) {
+  OUTLAST_ASSIGN_OR_RETURN(const auto reader, CheckpointReader::Open(choice.folder));
+  OUTLAST_RETURN_IF_ERROR(reader->ReadState(state).status());
+  const auto rank = static_cast<uint32_t>(run_.rank());
+  const uint32_t source = rank < reader->manifest().world ? rank : 0;
+  OUTLAST_ASSIGN_OR_RETURN(extras_, reader->ExtrasOf(source));
+  return absl::OkStatus();
+}
+
+// --- Save -------------------------------------------------------------------------------------------------------------
+
+void Checkpointer::Impl::AddStall(int64_t started_ns) {
+  const int64_t stall = MonotonicNanos() - started_ns;
+  window_stall_ns_ += stall;
+  MutexLock lock(mutex_);
+  stats_.stall_ns += stall;
+}
+
+absl::Status Checkpointer::Impl::BeforeUpdate() {
+  if (run_.is_aborted()) {
+    if (snapshotter_ != nullptr) snapshotter_->GiveUp();
+    return Error(absl::StatusCode::kAborted, "generation {} ended before an update", run_.generation());
+  }
+  updates_are_announced_ = true;
+  ++updates_;
+  if (snapshotter_ != nullptr && snapshotter_->is_running()) {
+    SectionScope section = run_.Section("snapshot", {.phase = Phase::kCheckpointSnapshot});
+    const int64_t started = MonotonicNanos();
+    snapshotter_->Finish();
+    AddStall(started);
+    // An abort while the copy ended: the trainer must not update a state that its peers take as it is.
+    if (run_.is_aborted()) return Error(absl::StatusCode::kAborted, "generation {} ended before an update", run_.generation());
+  }
+  live_.reset();
+  return absl::OkStatus();
+}
+
+bool Checkpointer::Impl::IsDiskDue(int64_t step) const {
+  if (table_->wanted_step() == step) return true;
+  return !options_.every.is_auto() && step % options_.every.steps() == 0;
+}
+
+bool Checkpointer::Impl::IsSnapshotDue(int64_t step) const {
+  if (!options_.snapshot_every.is_auto()) return step % options_.snapshot_every.steps() == 0;
+  const SealTable::Cadence cadence = table_->cadence();
+  return step < cadence.from || step % cadence.every == 0;
+}
+
+// Each step while that costs under 1 % of it; else so seldom that it does. Rank 0 decides from its own stalls, for all,
+// from a step that none has reached.
+void Checkpointer::Impl::ConsiderCadence(int64_t step) {
+  if (run_.rank() != 0 || !options_.snapshot_every.is_auto()) return;
+  if (++window_steps_ < kCadenceWindow) return;
+  const int64_t now = MonotonicNanos();
+  const int64_t every = table_->cadence().every;
+  if (window_started_ns_ != 0) {
+    const double step_ns = static_cast<double>(now - window_started_ns_) / static_cast<double>(window_steps_);
+    const double stall_ns = static_cast<double>(window_stall_ns_) / static_cast<double>(window_steps_) * static_cast<double>(every);
+    const auto wanted = static_cast<int64_t>(std::clamp(std::ceil(stall_ns / (kLargestStallShare * step_ns)), 1.0, 1024.0));
+    if (wanted > every * 2 || wanted * 2 < every) table_->SetCadence({step + 3, wanted});
+  }
+  window_started_ns_ = now;
+  window_stall_ns_ = 0;
+  window_steps_ = 0;
+}
+
+absl::Status Checkpointer::Impl::Snapshot(int64_t step, const StateView& state, Snapshotter::Want want) {
+  const bool must = want == Snapshotter::Want::kDiskLast;
+  Snapshotter::Request request;
+  request.step = step;
+  request.generation = run_.generation();
+  request.update_stamp = updates_;
+  request.want = want;
+  request.mode = updates_are_announced_ && !must ? Snapshotter::Mode::kLazy : Snapshotter::Mode::kEager;
+  updates_are_announced_ = false;
+  const int64_t started = MonotonicNanos();
+  const absl::Duration deadline = Clock::Real().Uptime() + kFreeBufferTimeout;
+  while (true) {
+    OUTLAST_ASSIGN_OR_RETURN(const bool begun, snapshotter_->Begin(request, state));
+    if (begun) break;
+    if (run_.is_aborted()) return Error(absl::StatusCode::kAborted, "generation {} ended", request.generation);
+    if (!must) {
+      MutexLock lock(mutex_);
+      ++stats_.skipped;
+      if (want == Snapshotter::Want::kMemory) return absl::OkStatus();
+      return run_.link().Notify(MessageKind::kSkipped, request.generation, PayloadWriter().Int(step).bytes());
+    }
+    if (Clock::Real().Uptime() > deadline) {
+      return Error(absl::StatusCode::kDeadlineExceeded, "snapshot of step {}: no buffer was free for {}", step, absl::FormatDuration(kFreeBufferTimeout));
+    }
+    Clock::Real().SleepFor(absl::Milliseconds(1));  // until the save that pins them has ended
+  }
+  live_ = Live{request.generation, step};
+  AddStall(started);
+  return absl::OkStatus();
+}
+
+absl::Status Checkpointer::Impl::SaveIfDue(int64_t step, const StateView& state) {
+  OUTLAST_RETURN_IF_ERROR(EnsureBuffers(state));
+  // A trainer that did not announce its update may have changed what is still being copied.
+  if (snapshotter_->is_running() && !updates_are_announced_) snapshotter_->GiveUp();
+  OUTLAST_ASSIGN_OR_RETURN(const Run::StepVerdict verdict, run_.CompleteStep(step));
+  if (verdict == Run::StepVerdict::kSaveAndStop) {
+    OUTLAST_RETURN_IF_ERROR(Snapshot(step, state, Snapshotter::Want::kDiskLast));
+    run_.MarkStopped(step);
+    return absl::OkStatus();
+  }
+  if (run_.is_aborted()) return Error(absl::StatusCode::kAborted, "generation {} ended", run_.generation());
+  ConsiderCadence(step);
+  const bool disk = IsDiskDue(step);
+  if (!disk && !IsSnapshotDue(step)) {
+    live_.reset();
+    return absl::OkStatus();
+  }
+  return Snapshot(step, state, disk ? Snapshotter::Want::kDisk : Snapshotter::Want::kMemory);
+}
+
+absl::Status Checkpointer::Impl::Release() {
+  if (snapshotter_ != nullptr) snapshotter_->Finish();
+  live_.reset();
+  return absl::OkStatus();
+}
+
+absl::Status Checkpointer::Impl::Finish(int64_t step, const StateView& state) {
+  SectionScope section = run_.Section("finish", {.phase = Phase::kCheckpointWrite});
+  OUTLAST_RETURN_IF_ERROR(EnsureBuffers(state));
+  const bool is_saved = live_ && live_->step == step && live_->generation == run_.generation();
+  if (snapshotter_->is_running()) snapshotter_->Finish();
+  {
+    MutexLock lock(mutex_);
+    if (stats_.durable_step == step) return absl::OkStatus();
+  }
+  // The last step's snapshot may have been for memory alone; its save is asked for by a snapshot of its own.
+  if (!is_saved || !IsDiskDue(step)) {
+    OUTLAST_RETURN_IF_ERROR(Snapshot(step, state, Snapshotter::Want::kDiskLast));
+    snapshotter_->Finish();
+  }
+  const absl::Duration deadline = absl::Seconds(120) + absl::Seconds(static_cast<double>(StateBytes(state)) * run_.world() / 50e6);
+  const auto answer = run_.link().Call(MessageKind::kFinish, run_.generation(), PayloadWriter().Int(step).bytes(), deadline);
+  return answer.ok() ? absl::OkStatus() : Annotate(answer.status(), fmt::format("final save of step {}", step));
+}
+
+CheckpointStats Checkpointer::Impl::stats() const {
+  MutexLock lock(mutex_);
+  CheckpointStats stats = stats_;
+  if (snapshotter_ != nullptr) stats.sealed = snapshotter_->sealed();
+  return stats;
+}
+
+// --- The public face --------------------------------------------------------------------------------------------------
+
+Checkpointer::Checkpointer(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
+Checkpointer::~Checkpointer() = default;
+
+absl::StatusOr<std::unique_ptr<Checkpointer>> Checkpointer::Open(Run& run, CheckpointerOptions options) {
+  auto impl = std::make_unique<Impl>(run, std::move(options));
+  OUTLAST_RETURN_IF_ERROR(impl->Open());
+  return std::unique_ptr<Checkpointer>(new Checkpointer(std::move(impl)));
+}
+
+absl::StatusOr<int64_t> Checkpointer::Restore(const StateView& state) { return impl_->Restore(state); }
+const Extras& Checkpointer::restored_extras() const { return impl_->extras(); }
+absl::Status Checkpointer::BeforeUpdate() { return impl_->BeforeUpdate(); }
+absl::Status Checkpointer::SaveIfDue(int64_t step, const StateView& state) { return impl_->SaveIfDue(step, state); }
+absl::Status Checkpointer::Release() { return impl_->Release(); }
+absl::Status Checkpointer::Finish(int64_t step, const StateView& state) { return impl_->Finish(step, state); }
+CheckpointStats Checkpointer::stats() const { return impl_->stats(); }
+
+}  // namespace outlast

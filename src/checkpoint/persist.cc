@@ -1,0 +1,79 @@
+#include "checkpoint/persist.h"
+
+#include <utility>
+
+#include "base/error.h"
+#include "checkpoint/snapshotter.h"
+#include "checkpoint/writer.h"
+#include "outlast/base/clock.h"
+
+namespace outlast {
+namespace {
+
+absl::StatusOr<Receipt> WriteRank(const std::string& folder, const PersistRank& from, uint32_t rank, Receipt receipt,
+                                  const Id128& run_id) {
+  OUTLAST_ASSIGN_OR_RETURN(const Buffer::Sealed sealed, from.buffer->ReadSealed(run_id, BootId(), from.assignment->layout_hash));
+  if (sealed.turn != from.turn || sealed.header.step != receipt.step || sealed.header.generation != receipt.generation) {
+    return Error(absl::StatusCode::kInternal, "buffer of rank {}: holds step {} of generation {}, pinned for step {} of generation {}", rank,
+                 sealed.header.step, sealed.header.generation, receipt.step, receipt.generation);
+  }
+  OUTLAST_ASSIGN_OR_RETURN(const std::span<const std::byte> extra, from.buffer->ReadExtra(sealed));
+  OUTLAST_ASSIGN_OR_RETURN(receipt.extra, ParseExtras(extra));
+  receipt.rank = receipt.writer = rank;
+  receipt.boot_id = BootId();
+  receipt.tensors = SavedBoxesOf(*from.assignment);
+  receipt.aliases = from.aliases;
+  if (!from.assignment->image.empty()) {
+    const uint32_t chunks = from.buffer->layout().image_chunk_count();
+    ShardWriteOptions options;
+    OUTLAST_ASSIGN_OR_RETURN(receipt.file,
+                             WriteShard(folder, rank, from.buffer->image(), from.buffer->chunk_crcs().first(chunks), options));
+  }
+  return receipt;
+}
+
+absl::StatusOr<PersistResult> WriteAndCommit(Root& root, const PersistRequest& request, const std::string& name) {
+  const std::string folder = root.PathOf(name);
+  Receipt common;
+  common.job = root.job();
+  common.run = request.run_id;
+  common.claim = root.claim();
+  common.checkpoint = name;
+  common.parent = request.parent;
+  common.step = request.step;
+  common.generation = request.generation;
+  common.world = static_cast<uint32_t>(request.ranks.size());
+  common.plan = request.plan;
+  PersistResult result;
+  result.checkpoint = name;
+  for (uint32_t rank = 0; rank < common.world; ++rank) {
+    OUTLAST_ASSIGN_OR_RETURN(const Receipt receipt, WriteRank(folder, request.ranks[rank], rank, common, request.run_id));
+    OUTLAST_RETURN_IF_ERROR(WriteReceipt(folder, receipt).status());
+    if (receipt.file) result.bytes += receipt.file->bytes;
+  }
+  OUTLAST_ASSIGN_OR_RETURN(Manifest manifest, root.ComposeManifest(name, common.world));
+  OUTLAST_ASSIGN_OR_RETURN(const Listing listing, root.List());
+  manifest.ancestors = root.AncestorsOf(request.parent, listing);
+  manifest.committed_by = {request.committer, root.claim(), request.generation};
+  OUTLAST_RETURN_IF_ERROR(root.Commit(manifest));
+  return result;
+}
+
+}  // namespace
+
+absl::StatusOr<PersistResult> Persist(Root& root, const PersistRequest& request) {
+  const int64_t started = MonotonicNanos();
+  OUTLAST_ASSIGN_OR_RETURN(const std::string name, root.NewCheckpoint(request.step));
+  auto result = WriteAndCommit(root, request, name);
+  if (!result.ok()) {
+    // Whatever lies there without a manifest is invisible; a failing clean-up is left to the next retention.
+    root.Delete(name).IgnoreError();
+    return Annotate(result.status(), fmt::format("save of step {} to {}", request.step, root.PathOf(name)));
+  }
+  result->write_time = absl::Nanoseconds(MonotonicNanos() - started);
+  root.WriteLatest({name, request.step}).IgnoreError();  // a hint
+  root.Retain({.keep_last = request.keep_last}, {}).IgnoreError();
+  return result;
+}
+
+}  // namespace outlast

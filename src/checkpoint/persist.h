@@ -1,0 +1,50 @@
+// Turns one sealed snapshot of all ranks into a committed checkpoint on disk.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "absl/time/time.h"
+#include "checkpoint/plan.h"
+#include "checkpoint/root.h"
+#include "outlast/base/id.h"
+#include "outlast/blackbox/buffer.h"
+
+namespace outlast {
+
+// One rank's snapshot: sealed in `turn`, and pinned for the call.
+struct PersistRank {
+  const Buffer* buffer = nullptr;
+  uint32_t turn = 0;
+  const Assignment* assignment = nullptr;
+  std::vector<std::pair<std::string, std::string>> aliases;
+};
+
+struct PersistRequest {
+  std::vector<PersistRank> ranks;  // by rank
+  Id128 run_id;
+  uint64_t generation = 0;
+  int64_t step = 0;
+  std::string plan;                   // 64 hex digits
+  std::optional<std::string> parent;  // folder name
+  std::string committer;              // who, for people
+  int keep_last = 3;
+};
+
+struct PersistResult {
+  std::string checkpoint;  // folder name
+  uint64_t bytes = 0;      // of all shards
+  absl::Duration write_time;
+};
+
+// Writes every shard and receipt, then commits, then retires old checkpoints (an error of that last part is none of the save's).
+// After an error nothing of the save is left, but for what the crash table of a killed process leaves.
+// kDataLoss: a buffer's bytes do not match its table. kAborted: another run took the root. Else the disk's own.
+// Blocks: the bytes at the disk's speed and a few syncs.
+absl::StatusOr<PersistResult> Persist(Root& root, const PersistRequest& request);
+
+}  // namespace outlast

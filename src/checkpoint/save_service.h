@@ -1,0 +1,191 @@
+// The keeper's part of checkpointing: opens the root, makes the buffers, decides what all ranks restore from, and has what
+// they sealed written to disk.
+//
+//   COLLECTING (some ranks sealed the step) ── all did ──> QUEUED ── the former save ended ──> WRITING ──> durable | failed
+//        └── abort, a rank skipped it ──> dropped               └── a newer one came ──> dropped, counted
+//
+// Departure from design/checkpoint.md, section 4: on one node the tables of all ranks meet here (a few KiB each), so that
+// any layout works without a digest exchange; several agents will exchange digests.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <map>
+#include <memory>
+#include <optional>
+#include <set>
+#include <string>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/time/time.h"
+#include "base/serial_thread.h"
+#include "checkpoint/persist.h"
+#include "checkpoint/root.h"
+#include "checkpoint/save_wire.h"
+#include "checkpoint/seal_table.h"
+#include "outlast/blackbox/buffer.h"
+#include "run/keeper.h"
+
+namespace outlast {
+
+// Told on the keeper's loop thread.
+struct SaveObserver {
+  std::function<void(int64_t step, const PersistResult& result)> on_durable = [](int64_t, const PersistResult&) {};
+  std::function<void(int64_t step, const absl::Status& error)> on_failed = [](int64_t, const absl::Status&) {};
+  // All ranks have restored. `step` 0 with kNone: started anew.
+  std::function<void(uint64_t generation, RestoreSource source, int64_t step)> on_restored = [](uint64_t, RestoreSource, int64_t) {};
+  // One line for people: a candidate that was passed over, a root's notes.
+  std::function<void(const std::string& line)> on_note = [](const std::string&) {};
+};
+
+struct SaveServiceOptions {
+  std::string job_name;    // --job; overrides the trainer's
+  bool fresh = false;      // --fresh
+  bool take_over = false;  // --take-over
+  std::string committer;   // the host's name, for people
+  SaveObserver observer;
+};
+
+// Belongs to the keeper's loop thread; disk work happens on two threads of its own.
+class SaveService final : public KeeperExtension {
+ public:
+  SaveService(Keeper& keeper, SaveServiceOptions options);
+  // Waits for a save that is being written, and releases the root's claim.
+  ~SaveService() override;
+
+  bool OnMessage(int slot, Message& message) override;
+  void OnAbort(uint64_t generation) override;
+  void OnCommit(const CommitGeneration& commit) override;
+  void OnWorkerEnded(int slot) override;
+  void OnPersistCommon(const std::string& reason) override;
+
+  // All workers have ended: writes the newest snapshot that all ranks have, if it is newer than what is on disk, and waits.
+  // Call it before destruction when a job ends otherwise than finished. Blocks.
+  absl::Status PersistLast();
+
+  int64_t durable_step() const { return durable_step_; }
+  int64_t dropped_saves() const { return dropped_; }
+
+ private:
+  struct Held {
+    int buffer = 0;
+    uint32_t turn = 0;
+  };
+  struct Save {
+    int64_t step = 0;
+    uint64_t generation = 0;
+    bool last = false;  // of an agreed stop
+    std::vector<std::optional<Held>> held;  // by slot
+    bool complete() const;
+  };
+  struct Waiter {
+    int slot = 0;
+    uint64_t request = 0;
+  };
+  struct Common {
+    uint64_t generation = 0;
+    int64_t step = 0;
+    std::vector<Held> held;  // by slot
+  };
+  struct Restoring {  // one generation's restore
+    uint32_t attempt = 0;
+    std::optional<RestoreChoice> choice;
+    bool choosing = false;
+    std::vector<Waiter> choosers;
+    std::map<int, Waiter> voters;
+    bool failed = false, mismatch = false;
+    std::vector<std::string> passed_over;
+    std::set<std::string> bad_folders;
+    bool memory_is_bad = false;
+  };
+  struct Opened {
+    std::unique_ptr<Root> root;
+    bool resume = true;
+  };
+
+  void OnOpenRoot(int slot, Message& message);
+  void OnOpened(absl::StatusOr<std::shared_ptr<Opened>> opened);
+  void AnswerOpen(const Waiter& waiter);
+  void OnBuffers(int slot, Message& message);
+  void MakeBuffersIfAllAsked();
+  void OnBuffersMade(absl::Status status);
+  void AnswerBuffers(const Waiter& waiter);
+  void OnSealed(int slot, const Message& message);
+  void OnSkipped(const Message& message);
+  void OnFinishAsked(int slot, const Message& message);
+  void OnChoose(int slot, const Message& message);
+  void OnVote(int slot, const Message& message);
+
+  void DropSave(Save& save, const char* why);
+  void QueueSave(Save save);
+  void StartSave(Save save);
+  void OnSaveEnded(const Save& save, const absl::StatusOr<PersistResult>& result);
+  PersistRequest RequestOf(const Save& save) const;
+  void AnswerFinishers(int64_t step, const absl::Status& status);
+  void RetryForFinishers(int64_t step);
+  bool is_pending(int64_t step) const;
+  bool is_being_saved(size_t slot, size_t buffer) const;
+
+  std::optional<Common> FindCommon() const;
+  bool PinAll(const Common& common);
+  void ForgetMemory();
+  void Choose();
+  void ChooseFromDisk();
+  void OnDiskCandidates(uint64_t generation, uint32_t attempt, absl::StatusOr<StartDecision> decision);
+  void Decide(RestoreChoice choice);
+  void AnswerChoosers();
+  void CountVotes();
+  int members() const;
+  void ArmAutoSave();
+  void BeatLater();
+
+  Keeper& keeper_;
+  const SaveServiceOptions options_;
+  const int world_;
+  // Posted work of the disk threads looks here before it touches the service.
+  std::shared_ptr<bool> alive_ = std::make_shared<bool>(true);
+
+  std::string open_text_;
+  CheckpointerOptions checkpointer_;
+  bool opening_ = false;
+  absl::Status open_error_;
+  std::vector<Waiter> openers_;
+  std::shared_ptr<Opened> opened_;
+  UniqueFd table_fd_;
+  std::unique_ptr<SealTable> table_;
+
+  std::vector<std::string> table_parts_;  // being received, by slot
+  std::vector<std::string> tables_;       // by slot
+  std::vector<Waiter> buffer_waiters_;
+  bool making_ = false;
+  std::vector<RankTable> rank_tables_;
+  std::string plan_;
+  std::vector<Assignment> assignments_;
+  std::vector<std::vector<Buffer>> buffers_;  // by slot
+  UniqueFd tables_fd_;
+  uint64_t tables_bytes_ = 0;
+
+  std::map<int64_t, Save> collecting_;
+  std::optional<Save> queued_;
+  std::optional<Save> writing_;
+  int64_t durable_step_ = 0;
+  int64_t dropped_ = 0;
+  std::optional<std::string> parent_;
+  bool committed_here_ = false;
+  std::map<int64_t, std::vector<Waiter>> finishers_;
+  std::set<int64_t> retried_;
+  std::optional<EventLoop::TimerId> auto_timer_, beat_timer_;
+  absl::Duration last_write_time_ = absl::Seconds(1);
+  int64_t started_ns_;
+
+  std::optional<Common> base_;  // what memory has, as of the newest commit
+  std::vector<int> generation_members_;
+  uint64_t generation_ = 0;
+  Restoring restoring_;
+
+  std::unique_ptr<SerialThread> io_;       // the root: open, list, beat
+  std::unique_ptr<SerialThread> persist_;  // saves
+};
+
+}  // namespace outlast

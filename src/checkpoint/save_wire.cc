@@ -1,0 +1,137 @@
+#include "checkpoint/save_wire.h"
+
+#include <algorithm>
+#include <nlohmann/json.hpp>
+
+#include "base/error.h"
+
+namespace outlast {
+namespace {
+
+void PutShape(PayloadWriter& writer, const Shape& shape) {
+  writer.Int(static_cast<uint8_t>(shape.rank()));
+  for (const int64_t length : shape.dimensions()) writer.Int(length);
+}
+
+Shape TakeShape(PayloadReader& reader) {
+  const int rank = std::min<int>(reader.Int<uint8_t>(), kMaxDimensions);
+  Shape shape = Shape::Zeros(rank);
+  for (int i = 0; i < rank; ++i) shape.set(i, reader.Int<int64_t>());
+  return shape;
+}
+
+absl::Status Malformed(std::string_view what) { return Error(absl::StatusCode::kInvalidArgument, "{}: cut or malformed message", what); }
+
+}  // namespace
+
+std::string EncodeTable(const RankTable& table) {
+  PayloadWriter writer;
+  writer.Int(static_cast<uint32_t>(table.rows.size())).Int(static_cast<uint32_t>(table.aliases.size()));
+  for (const TensorRow& row : table.rows) {
+    const HeldBox& held = row.boxes.front();
+    writer.Text(row.name).Int(static_cast<uint8_t>(row.dtype)).Int(held.rank);
+    PutShape(writer, row.global);
+    PutShape(writer, held.box.offset);
+    PutShape(writer, held.box.extent);
+  }
+  for (const auto& [name, of] : table.aliases) writer.Text(name).Text(of);
+  return writer.bytes();
+}
+
+absl::StatusOr<RankTable> DecodeTable(std::string_view bytes) {
+  PayloadReader reader(bytes);
+  RankTable table;
+  const auto rows = reader.Int<uint32_t>();
+  const auto aliases = reader.Int<uint32_t>();
+  for (uint32_t i = 0; i < rows && reader.ok(); ++i) {
+    TensorRow row;
+    row.name = std::string(reader.Text());
+    const auto dtype = reader.Int<uint8_t>();
+    if (dtype >= kDTypeCount) return Malformed("table of tensors");
+    row.dtype = static_cast<DType>(dtype);
+    HeldBox held;
+    held.rank = reader.Int<uint32_t>();
+    row.global = TakeShape(reader);
+    held.box.offset = TakeShape(reader);
+    held.box.extent = TakeShape(reader);
+    row.boxes.push_back(std::move(held));
+    table.rows.push_back(std::move(row));
+  }
+  for (uint32_t i = 0; i < aliases && reader.ok(); ++i) {
+    std::string name(reader.Text());
+    std::string of(reader.Text());
+    table.aliases.emplace_back(std::move(name), std::move(of));
+  }
+  if (!reader.ok()) return Malformed("table of tensors");
+  return table;
+}
+
+std::string EncodeTables(std::span<const std::string> tables) {
+  PayloadWriter writer;
+  writer.Int(static_cast<uint32_t>(tables.size()));
+  for (const std::string& table : tables) writer.Text(table);
+  return writer.bytes();
+}
+
+absl::StatusOr<std::vector<RankTable>> DecodeTables(std::string_view bytes) {
+  PayloadReader reader(bytes);
+  std::vector<RankTable> tables;
+  const auto count = reader.Int<uint32_t>();
+  for (uint32_t i = 0; i < count && reader.ok(); ++i) {
+    OUTLAST_ASSIGN_OR_RETURN(RankTable table, DecodeTable(reader.Text()));
+    tables.push_back(std::move(table));
+  }
+  if (!reader.ok()) return Malformed("tables of tensors");
+  return tables;
+}
+
+std::string EncodeOptions(const CheckpointerOptions& options) {
+  const nlohmann::json json = {{"uri", options.uri},
+                               {"every", options.every.steps()},
+                               {"keep_last", options.keep_last},
+                               {"fresh", options.start == CheckpointerOptions::Start::kFresh},
+                               {"job", options.job},
+                               {"buffers", options.buffers}};
+  return json.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace);
+}
+
+absl::StatusOr<CheckpointerOptions> DecodeOptions(std::string_view text) {
+  const nlohmann::json json = nlohmann::json::parse(text, nullptr, false);
+  const auto has = [&](const char* key, bool (nlohmann::json::*is)() const noexcept) { return json.contains(key) && (json[key].*is)(); };
+  using Json = nlohmann::json;
+  if (!json.is_object() || !has("uri", &Json::is_string) || !has("every", &Json::is_number_integer) ||
+      !has("keep_last", &Json::is_number_integer) || !has("fresh", &Json::is_boolean) || !has("job", &Json::is_string) ||
+      !has("buffers", &Json::is_number_integer)) {
+    return Malformed("options of a checkpointer");
+  }
+  CheckpointerOptions options;
+  options.uri = json["uri"];
+  options.every = json["every"] > 0 ? Every::Steps(json["every"]) : Every::Auto();
+  options.keep_last = json["keep_last"];
+  options.start = json["fresh"] ? CheckpointerOptions::Start::kFresh : CheckpointerOptions::Start::kResume;
+  options.job = json["job"];
+  options.buffers = json["buffers"];
+  return options;
+}
+
+std::string RestoreChoice::Encode() const {
+  PayloadWriter writer;
+  writer.Int(static_cast<uint8_t>(source)).Int(step).Int(generation).Int(buffer).Int(turn).Text(folder);
+  return writer.bytes();
+}
+
+absl::StatusOr<RestoreChoice> RestoreChoice::Decode(std::string_view payload) {
+  PayloadReader reader(payload);
+  RestoreChoice choice;
+  const auto source = reader.Int<uint8_t>();
+  choice.step = reader.Int<int64_t>();
+  choice.generation = reader.Int<uint64_t>();
+  choice.buffer = reader.Int<uint32_t>();
+  choice.turn = reader.Int<uint32_t>();
+  choice.folder = std::string(reader.Text());
+  if (!reader.ok() || source > 2) return Malformed("choice of a restore");
+  choice.source = static_cast<RestoreSource>(source);
+  return choice;
+}
+
+}  // namespace outlast

@@ -1,0 +1,57 @@
+// What a checkpointer and the save service say to each other (run/wire.h kinds 32..63, and kSaveEvent). Version 1 of the
+// wire. Fields by PayloadWriter.
+//
+//   kOpenRoot   Text options (JSON, OpenRequest) -> 16 B job id, u8 resume (0: start at step 0); one descriptor: the seal table
+//   kBuffers    u32 part, u32 parts, Text bytes of the rank's table; the last part is answered:
+//               u64 bytes of all tables, u32 buffers; descriptors: all ranks' tables, then this rank's buffers
+//   kSealed     i64 step, u32 buffer, u32 turn, u8 last (the agreed stop's step)     no answer
+//   kSkipped    i64 step: no free buffer for a step that the disk wants               no answer
+//   kFinish     i64 step -> empty: durable
+//   kChoose     u32 attempt -> RestoreChoice
+//   kVote       u32 attempt, u8 ok, u8 mismatch, Text detail -> u8 restored (else choose again with attempt + 1)
+//   kSaveEvent  i64 step, u8 durable, Text error
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "base/channel.h"
+#include "checkpoint/plan.h"
+#include "outlast/checkpoint/checkpointer.h"
+
+namespace outlast {
+
+// A rank's table as bytes, and back. kInvalidArgument: not a table.
+std::string EncodeTable(const RankTable& table);
+absl::StatusOr<RankTable> DecodeTable(std::string_view bytes);
+// The tables of all ranks in one.
+std::string EncodeTables(std::span<const std::string> tables);
+absl::StatusOr<std::vector<RankTable>> DecodeTables(std::string_view bytes);
+
+// CheckpointerOptions as they cross: all ranks must send the same text.
+std::string EncodeOptions(const CheckpointerOptions& options);
+absl::StatusOr<CheckpointerOptions> DecodeOptions(std::string_view text);
+
+enum class RestoreSource : uint8_t { kNone = 0, kMemory = 1, kDisk = 2 };
+
+// Where all ranks restore from now.
+struct RestoreChoice {
+  RestoreSource source = RestoreSource::kNone;
+  int64_t step = 0;
+  uint64_t generation = 0;  // of the snapshot (kMemory)
+  uint32_t buffer = 0;      // of the asking rank (kMemory)
+  uint32_t turn = 0;
+  std::string folder;       // absolute path of the checkpoint (kDisk)
+
+  std::string Encode() const;
+  static absl::StatusOr<RestoreChoice> Decode(std::string_view payload);
+};
+
+// Bytes of a table a message carries at most.
+inline constexpr size_t kTablePartBytes = 96 << 10;
+
+}  // namespace outlast

@@ -1,0 +1,135 @@
+// Copies a rank's state into a buffer under its forward and backward pass, and back out of one.
+#pragma once
+
+#include <array>
+#include <atomic>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <thread>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/time/time.h"
+#include "checkpoint/plan.h"
+#include "checkpoint/seal_table.h"
+#include "outlast/base/id.h"
+#include "outlast/base/mutex.h"
+#include "outlast/blackbox/buffer.h"
+#include "outlast/checkpoint/state.h"
+
+namespace outlast {
+
+// A stretch of a region and its place in the buffer; inside one chunk.
+struct CopyPiece {
+  uint32_t region = 0;
+  uint64_t from = 0;   // bytes from the region's start
+  uint64_t to = 0;     // bytes from the buffer's start
+  uint64_t bytes = 0;
+};
+
+
+// Extras as a buffer holds them: u32 count, then key and value as u32 length and bytes each. kDataLoss: cut.
+absl::StatusOr<Extras> ParseExtras(std::span<const std::byte> bytes);
+
+// What goes where, by chunk of the buffer. Pure; made once per layout.
+struct CopyPlan {
+  std::vector<std::vector<CopyPiece>> chunks;  // each by `to`
+};
+// kInvalidArgument: a region of the assignment that `state` lacks, or a sub-byte cut.
+absl::StatusOr<CopyPlan> MakeCopyPlan(const Assignment& assignment, const BufferLayout& layout, const StateView& state);
+
+// Regions up to this size are copied in the save call itself, whatever their kind: scalars, counters, small statistics.
+inline constexpr uint64_t kEagerBytes = 64 << 10;
+
+// One a rank. One trainer thread calls; one copier thread of its own works for it.
+class Snapshotter {
+ public:
+  struct Options {
+    Id128 job_id, run_id;
+    uint32_t rank = 0, world = 1;
+    absl::Duration stall_limit = absl::Seconds(8);
+    // True once the generation is being unwound: what is filling then is never sealed.
+    std::function<bool(uint64_t generation)> is_aborted;
+    // A snapshot that the disk wants was sealed and pinned. On the thread that finished it.
+    std::function<void(int64_t step, uint64_t generation, int buffer, uint32_t turn, bool last)> on_wanted_sealed;
+  };
+  // `table` and the buffers are the slot's own, made by the keeper.
+  static absl::StatusOr<std::unique_ptr<Snapshotter>> Make(Options options, SealTable& table, std::vector<Buffer> buffers,
+                                                          Assignment assignment, const StateView& state);
+  ~Snapshotter();
+
+  enum class Want : uint8_t { kMemory, kDisk, kDiskLast };
+  enum class Mode : uint8_t { kLazy, kEager };
+  struct Request {
+    int64_t step = 0;
+    uint64_t generation = 0;
+    uint64_t update_stamp = 0;
+    Want want = Want::kMemory;
+    Mode mode = Mode::kLazy;
+  };
+  // Begins a snapshot (kEager: and ends it). False: no buffer is free. The running one must have been finished or given up.
+  absl::StatusOr<bool> Begin(const Request& request, const StateView& state);
+  // Returns when nothing of the trainer's memory is needed any more. True: sealed; false: given up (abort, stall limit), or
+  // none was running.
+  bool Finish();
+  // Ends a running snapshot without sealing it.
+  void GiveUp();
+  bool is_running() const;
+
+  // Copies a sealed snapshot into `state`, and checks every chunk that it copies from. `only_eager`: the caller knows that
+  // the stable regions hold this snapshot's bytes already. kDataLoss: a chunk does not match, with its number and CRCs.
+  absl::Status Restore(int buffer, uint32_t turn, const StateView& state, bool only_eager);
+  // The extras of a sealed snapshot.
+  absl::StatusOr<Extras> ReadExtras(int buffer) const;
+
+  uint64_t layout_hash() const { return assignment_.layout_hash; }
+  int64_t sealed() const { return sealed_.load(std::memory_order_relaxed); }
+
+ private:
+  Snapshotter(Options options, SealTable& table, std::vector<Buffer> buffers, Assignment assignment, CopyPlan plan,
+              std::vector<bool> eager);
+  struct Running {
+    Request request;
+    int buffer = 0;
+    uint32_t turn = 0;
+    uint32_t extra_bytes = 0;
+    std::vector<const std::byte*> sources;  // by region
+  };
+  void CopierLoop();
+  void CopyChunks();
+  uint32_t CopyChunk(const Running& running, uint32_t chunk);
+  void Complete();
+  std::optional<int> PickFree(uint32_t* turn);
+  absl::StatusOr<uint32_t> PutExtras(const Extras& extras, Buffer& buffer);
+  void SetHeld(int buffer, int64_t step);
+
+  const Options options_;
+  SealTable& table_;
+  std::vector<Buffer> buffers_;
+  const Assignment assignment_;
+  const CopyPlan plan_;
+  const std::vector<bool> eager_;  // by region
+  HeldSteps held_;                 // the trainer's thread and Complete, never at once
+
+  Running running_;  // stable while chunks are handed out
+  std::atomic<uint32_t> next_chunk_{0};
+  std::atomic<uint32_t> chunks_done_{0};
+  std::atomic<bool> cancelled_{false};
+  std::atomic<int64_t> sealed_{0};
+
+  mutable Mutex mutex_;
+  CondVar changed_;
+  bool active_ ABSL_GUARDED_BY(mutex_) = false;  // a snapshot is being filled
+  bool succeeded_ ABSL_GUARDED_BY(mutex_) = false;
+  uint64_t serial_ ABSL_GUARDED_BY(mutex_) = 0;  // of the snapshot that the copier is to work on
+  bool copier_busy_ ABSL_GUARDED_BY(mutex_) = false;
+  bool stopping_ ABSL_GUARDED_BY(mutex_) = false;
+  std::thread copier_;
+};
+
+}  // namespace outlast
