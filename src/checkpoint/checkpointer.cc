@@ -73,7 +73,10 @@ class Checkpointer::Impl {
   absl::Status MakeSnapshotter(const Message& answer, const StateView& state);
   absl::Status RestoreFrom(const RestoreChoice& choice, const StateView& state);
   absl::Status RestoreFromDisk(const RestoreChoice& choice, const StateView& state);
-  absl::Status Snapshot(int64_t step, const StateView& state, Snapshotter::Want want);
+  // kMust: waits for a free buffer, and copies at once.
+  enum class Urgency : uint8_t { kMaySkip, kMust };
+  absl::Status Snapshot(int64_t step, const StateView& state, Snapshotter::Want want, Urgency urgency);
+  bool HasTableOf(const StateView& state) const;
   bool IsSnapshotDue(int64_t step) const;
   bool IsDiskDue(int64_t step) const;
   void ConsiderCadence(int64_t step);
@@ -84,10 +87,11 @@ class Checkpointer::Impl {
   const CheckpointerOptions options_;
   Id128 job_;
   std::unique_ptr<SealTable> table_;
-  std::string own_table_;  // what the buffers were made for
+  std::vector<TensorRow> own_rows_;  // what the buffers were made for, by region
   std::unique_ptr<Snapshotter> snapshotter_;
   Extras extras_;
   std::optional<Live> live_;
+  std::optional<Live> disk_;  // the newest snapshot that the disk was to get
   bool updates_are_announced_ = false;  // BeforeUpdate was called since the last save: copies may be lazy
   uint64_t updates_ = 0;
   int64_t window_started_ns_ = 0, window_stall_ns_ = 0, window_steps_ = 0;
@@ -133,15 +137,30 @@ void Checkpointer::Impl::OnSaveEvent(const Message& message) {
   }
 }
 
+// Quick, since each save asks: no text is built.
+bool Checkpointer::Impl::HasTableOf(const StateView& state) const {
+  if (state.regions.size() != own_rows_.size()) return false;
+  for (size_t i = 0; i < own_rows_.size(); ++i) {
+    const Region& region = state.regions[i];
+    const TensorRow& row = own_rows_[i];
+    const Box& box = row.boxes.front().box;
+    if (region.name != row.name || region.dtype != row.dtype || region.global != row.global || region.extent != box.extent ||
+        OffsetOf(region) != box.offset) {
+      return false;
+    }
+  }
+  return true;
+}
+
 absl::Status Checkpointer::Impl::EnsureBuffers(const StateView& state) {
-  OUTLAST_RETURN_IF_ERROR(state.Validate());
-  OUTLAST_ASSIGN_OR_RETURN(const RankTable table, TableOfRank(state, static_cast<uint32_t>(run_.rank())));
-  std::string bytes = EncodeTable(table);
   if (snapshotter_ != nullptr) {
-    if (bytes == own_table_) return absl::OkStatus();
+    if (HasTableOf(state)) return absl::OkStatus();
     return Error(absl::StatusCode::kInvalidArgument,
                  "state of rank {}: names, dtypes or shapes differ from those that its snapshot buffers were made for", run_.rank());
   }
+  OUTLAST_RETURN_IF_ERROR(state.Validate());
+  OUTLAST_ASSIGN_OR_RETURN(const RankTable table, TableOfRank(state, static_cast<uint32_t>(run_.rank())));
+  const std::string bytes = EncodeTable(table);
   const size_t parts = std::max<size_t>(1, (bytes.size() + kTablePartBytes - 1) / kTablePartBytes);
   for (size_t part = 0; part < parts; ++part) {
     const std::string payload = PayloadWriter()
@@ -156,7 +175,10 @@ absl::Status Checkpointer::Impl::EnsureBuffers(const StateView& state) {
     OUTLAST_ASSIGN_OR_RETURN(const Message answer, run_.link().Call(MessageKind::kBuffers, run_.generation(), payload, kBuffersTimeout));
     OUTLAST_RETURN_IF_ERROR(MakeSnapshotter(answer, state));
   }
-  own_table_ = std::move(bytes);
+  own_rows_.clear();
+  for (const Region& region : state.regions) {
+    own_rows_.push_back({std::string(region.name), region.dtype, region.global, {{0, {OffsetOf(region), region.extent}}}});
+  }
   return absl::OkStatus();
 }
 
@@ -239,7 +261,8 @@ absl::Status Checkpointer::Impl::RestoreFrom(const RestoreChoice& choice, const 
   }
   MutexLock lock(mutex_);
   stats_.restored_from = source;
-  if (choice.source == RestoreSource::kDisk) stats_.durable_step = choice.step;
+  // A save of a later step was of a history that is given up.
+  stats_.durable_step = choice.source == RestoreSource::kDisk ? choice.step : std::min(stats_.durable_step, choice.step);
   return absl::OkStatus();
 }
 
@@ -309,8 +332,8 @@ void Checkpointer::Impl::ConsiderCadence(int64_t step) {
   window_steps_ = 0;
 }
 
-absl::Status Checkpointer::Impl::Snapshot(int64_t step, const StateView& state, Snapshotter::Want want) {
-  const bool must = want == Snapshotter::Want::kDiskLast;
+absl::Status Checkpointer::Impl::Snapshot(int64_t step, const StateView& state, Snapshotter::Want want, Urgency urgency) {
+  const bool must = urgency == Urgency::kMust;
   Snapshotter::Request request;
   request.step = step;
   request.generation = run_.generation();
@@ -336,6 +359,7 @@ absl::Status Checkpointer::Impl::Snapshot(int64_t step, const StateView& state, 
     Clock::Real().SleepFor(absl::Milliseconds(1));  // until the save that pins them has ended
   }
   live_ = Live{request.generation, step};
+  if (want != Snapshotter::Want::kMemory) disk_ = live_;
   AddStall(started);
   return absl::OkStatus();
 }
@@ -346,7 +370,7 @@ absl::Status Checkpointer::Impl::SaveIfDue(int64_t step, const StateView& state)
   if (snapshotter_->is_running() && !updates_are_announced_) snapshotter_->GiveUp();
   OUTLAST_ASSIGN_OR_RETURN(const Run::StepVerdict verdict, run_.CompleteStep(step));
   if (verdict == Run::StepVerdict::kSaveAndStop) {
-    OUTLAST_RETURN_IF_ERROR(Snapshot(step, state, Snapshotter::Want::kDiskLast));
+    OUTLAST_RETURN_IF_ERROR(Snapshot(step, state, Snapshotter::Want::kDiskLast, Urgency::kMust));
     run_.MarkStopped(step);
     return absl::OkStatus();
   }
@@ -357,7 +381,7 @@ absl::Status Checkpointer::Impl::SaveIfDue(int64_t step, const StateView& state)
     live_.reset();
     return absl::OkStatus();
   }
-  return Snapshot(step, state, disk ? Snapshotter::Want::kDisk : Snapshotter::Want::kMemory);
+  return Snapshot(step, state, disk ? Snapshotter::Want::kDisk : Snapshotter::Want::kMemory, Urgency::kMaySkip);
 }
 
 absl::Status Checkpointer::Impl::Release() {
@@ -369,20 +393,21 @@ absl::Status Checkpointer::Impl::Release() {
 absl::Status Checkpointer::Impl::Finish(int64_t step, const StateView& state) {
   SectionScope section = run_.Section("finish", {.phase = Phase::kCheckpointWrite});
   OUTLAST_RETURN_IF_ERROR(EnsureBuffers(state));
-  const bool is_saved = live_ && live_->step == step && live_->generation == run_.generation();
-  if (snapshotter_->is_running()) snapshotter_->Finish();
-  {
-    MutexLock lock(mutex_);
-    if (stats_.durable_step == step) return absl::OkStatus();
-  }
-  // The last step's snapshot may have been for memory alone; its save is asked for by a snapshot of its own.
-  if (!is_saved || !IsDiskDue(step)) {
-    OUTLAST_RETURN_IF_ERROR(Snapshot(step, state, Snapshotter::Want::kDiskLast));
-    snapshotter_->Finish();
-  }
+  const bool is_sealed = !snapshotter_->is_running() || snapshotter_->Finish();
   const absl::Duration deadline = absl::Seconds(120) + absl::Seconds(static_cast<double>(StateBytes(state)) * run_.world() / 50e6);
-  const auto answer = run_.link().Call(MessageKind::kFinish, run_.generation(), PayloadWriter().Int(step).bytes(), deadline);
-  return answer.ok() ? absl::OkStatus() : Annotate(answer.status(), fmt::format("final save of step {}", step));
+  const auto ask = [&](FinishAsk what) -> absl::StatusOr<bool> {
+    const std::string payload = PayloadWriter().Int(step).Int(what).bytes();
+    OUTLAST_ASSIGN_OR_RETURN(const Message answer, run_.link().Call(MessageKind::kFinish, run_.generation(), payload, deadline));
+    return PayloadReader(answer.payload).Int<uint8_t>() != 0;
+  };
+  OUTLAST_ASSIGN_OR_RETURN(bool is_durable, ask(FinishAsk::kQuery));
+  if (is_durable) return absl::OkStatus();
+  // The last step's snapshot may have been for memory alone, or none at all: then the disk gets one of its own.
+  if (!is_sealed || disk_ != Live{run_.generation(), step}) {
+    OUTLAST_RETURN_IF_ERROR(Snapshot(step, state, Snapshotter::Want::kDisk, Urgency::kMust));
+  }
+  const auto waited = ask(FinishAsk::kWait);
+  return waited.ok() ? absl::OkStatus() : Annotate(waited.status(), fmt::format("final save of step {}", step));
 }
 
 CheckpointStats Checkpointer::Impl::stats() const {

@@ -434,7 +434,11 @@ void SaveService::OnSaveEnded(const Save& save, const absl::StatusOr<PersistResu
 void SaveService::OnFinishAsked(int slot, const Message& message) {
   PayloadReader reader(message.payload);
   const auto step = reader.Int<int64_t>();
-  if (durable_step_ == step && !is_pending(step)) return keeper_.Answer(slot, message.request, absl::OkStatus());
+  const auto what = reader.Int<FinishAsk>();
+  const bool is_durable = durable_step_ == step && !is_pending(step);
+  if (is_durable || what == FinishAsk::kQuery) {
+    return keeper_.Answer(slot, message.request, absl::OkStatus(), PayloadWriter().Int(static_cast<uint8_t>(is_durable)).bytes());
+  }
   finishers_[step].push_back({slot, message.request});
   if (!is_pending(step)) RetryForFinishers(step);
 }
@@ -459,7 +463,8 @@ void SaveService::AnswerFinishers(int64_t step, const absl::Status& status) {
   if (found == finishers_.end()) return;
   const std::vector<Waiter> waiters = std::move(found->second);
   finishers_.erase(found);
-  for (const Waiter& waiter : waiters) keeper_.Answer(waiter.slot, waiter.request, status);
+  const std::string durable = PayloadWriter().Int(uint8_t{1}).bytes();
+  for (const Waiter& waiter : waiters) keeper_.Answer(waiter.slot, waiter.request, status, status.ok() ? durable : "");
 }
 
 void SaveService::ArmAutoSave() {

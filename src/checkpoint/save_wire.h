@@ -6,7 +6,7 @@
 //               u64 bytes of all tables, u32 buffers; descriptors: all ranks' tables, then this rank's buffers
 //   kSealed     i64 step, u32 buffer, u32 turn, u8 last (the agreed stop's step)     no answer
 //   kSkipped    i64 step: no free buffer for a step that the disk wants               no answer
-//   kFinish     i64 step -> empty: durable
+//   kFinish     i64 step, u8 FinishAsk -> u8 durable
 //   kChoose     u32 attempt -> RestoreChoice
 //   kVote       u32 attempt, u8 ok, u8 mismatch, Text detail -> u8 restored (else choose again with attempt + 1)
 //   kSaveEvent  i64 step, u8 durable, Text error
@@ -35,6 +35,9 @@ absl::StatusOr<std::vector<RankTable>> DecodeTables(std::string_view bytes);
 // CheckpointerOptions as they cross: all ranks must send the same text.
 std::string EncodeOptions(const CheckpointerOptions& options);
 absl::StatusOr<CheckpointerOptions> DecodeOptions(std::string_view text);
+
+// Is the step durable; or tell me when it is.
+enum class FinishAsk : uint8_t { kQuery = 0, kWait = 1 };
 
 enum class RestoreSource : uint8_t { kNone = 0, kMemory = 1, kDisk = 2 };
 
