@@ -142,6 +142,8 @@ class RunWalker {
   bool done() const { return done_; }
   Run run() const;
   void Next();
+  // Where the last run ends in the first box, in bytes.
+  uint64_t end() const;
 
  private:
   int dimensions_ = 0;  // that are stepped through; the rest is inside one run
