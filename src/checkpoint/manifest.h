@@ -25,12 +25,12 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "outlast/base/id.h"
+#include "outlast/blackbox/buffer.h"
 #include "outlast/checkpoint/dtype.h"
 #include "outlast/checkpoint/state.h"
 
 namespace outlast {
 
-inline constexpr uint32_t kChunkBytes = 1 << 20;
 inline constexpr uint64_t kMaxManifestBytes = uint64_t{64} << 20;
 inline constexpr uint64_t kMaxReceiptBytes = uint64_t{256} << 20;
 inline constexpr uint64_t kMaxSmallBytes = uint64_t{1} << 20;  // all other files of a root

@@ -511,7 +511,7 @@ absl::Status CheckDisjoint(std::string_view tensor, const Shape& global, std::sp
   return absl::OkStatus();
 }
 
-RunWalker::RunWalker(DType dtype, const Box& from, const Box& to) {
+BoxWalker::BoxWalker(DType dtype, const Box& from, const Box& to) {
   const Box common = Intersect(from, to);
   const int rank = common.extent.rank();
   done_ = !HasElements(common.extent);
@@ -543,9 +543,9 @@ RunWalker::RunWalker(DType dtype, const Box& from, const Box& to) {
   }
 }
 
-Run RunWalker::run() const { return {from_bits_ / 8, to_bits_ / 8, run_bits_ / 8}; }
+BoxStretch BoxWalker::stretch() const { return {from_bits_ / 8, to_bits_ / 8, run_bits_ / 8}; }
 
-void RunWalker::Next() {
+void BoxWalker::Next() {
   for (int i = dimensions_ - 1; i >= 0; --i) {
     from_bits_ += static_cast<uint64_t>(from_stride_[i]);
     to_bits_ += static_cast<uint64_t>(to_stride_[i]);
@@ -558,7 +558,7 @@ void RunWalker::Next() {
   done_ = true;
 }
 
-uint64_t RunWalker::end() const {
+uint64_t BoxWalker::end() const {
   uint64_t last = from_bits_ + run_bits_;
   for (int i = 0; i < dimensions_; ++i) last += static_cast<uint64_t>(from_stride_[i] * (count_[i] - 1 - index_[i]));
   return last / 8;
@@ -566,10 +566,10 @@ uint64_t RunWalker::end() const {
 
 absl::Status CopyBox(DType dtype, const Box& from_box, std::span<const std::byte> from, const Box& to_box,
                      std::span<std::byte> to) {
-  RunWalker walker(dtype, from_box, to_box);
+  BoxWalker walker(dtype, from_box, to_box);
   if (!walker.is_valid()) return Refuse("a box of {} that ends inside a byte", NameOf(dtype));
   for (; !walker.done(); walker.Next()) {
-    const Run run = walker.run();
+    const BoxStretch run = walker.stretch();
     std::memcpy(to.data() + run.to, from.data() + run.from, run.bytes);
   }
   return absl::OkStatus();

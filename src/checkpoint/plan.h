@@ -124,7 +124,7 @@ absl::Status CheckDisjoint(std::string_view tensor, const Shape& global,
 Box Intersect(const Box& a, const Box& b);
 
 // A contiguous stretch that two packed boxes of one tensor have in common.
-struct Run {
+struct BoxStretch {
   uint64_t from = 0;  // bytes from the start of the first box
   uint64_t to = 0;    // bytes from the start of the second box
   uint64_t bytes = 0;
@@ -132,15 +132,15 @@ struct Run {
 
 // Walks the common part of two packed boxes as the fewest contiguous runs, in the order of both.
 // `from` grows.
-class RunWalker {
+class BoxWalker {
  public:
   // The boxes are of one tensor and inside it. is_valid() is false where a sub-byte type puts a run
   // off a byte's edge.
-  RunWalker(DType dtype, const Box& from, const Box& to);
+  BoxWalker(DType dtype, const Box& from, const Box& to);
 
   bool is_valid() const { return valid_; }
   bool done() const { return done_; }
-  Run run() const;
+  BoxStretch stretch() const;
   void Next();
   // Where the last run ends in the first box, in bytes.
   uint64_t end() const;
