@@ -84,7 +84,9 @@ absl::Status Channel::TrySend(std::string_view bytes, std::span<const int> fds) 
   return absl::OkStatus();
 }
 
-absl::StatusOr<std::optional<Channel::Packet>> Channel::Receive() const {
+absl::StatusOr<std::optional<Channel::Packet>> Channel::TryReceive() const { return ReceiveWith(MSG_DONTWAIT); }
+
+absl::StatusOr<std::optional<Channel::Packet>> Channel::ReceiveWith(int flags) const {
   Packet packet;
   char buffer[kMaxMessageBytes];  // not zeroed, and only the pages that a message fills are touched
   iovec part{buffer, sizeof buffer};
@@ -96,8 +98,9 @@ absl::StatusOr<std::optional<Channel::Packet>> Channel::Receive() const {
   header.msg_controllen = sizeof control;
   ssize_t received;
   do {
-    received = recvmsg(fd_.get(), &header, MSG_CMSG_CLOEXEC);
+    received = recvmsg(fd_.get(), &header, MSG_CMSG_CLOEXEC | flags);
   } while (received < 0 && errno == EINTR);
+  if (received < 0 && errno == EAGAIN) return Error(absl::StatusCode::kResourceExhausted, "receive a message: none is there");
   if (received < 0 && errno != ECONNRESET) return ErrnoStatus(errno, "receive a message");
   if (received <= 0) return std::optional<Packet>();
   TakeDescriptors(header, packet.fds);

@@ -41,9 +41,13 @@ class Channel {
   absl::Status TrySend(std::string_view bytes, std::span<const int> fds = {}) const;
   // The next message; blocks. nullopt: the peer closed its end.
   // kInvalidArgument: a message over the limits.
-  absl::StatusOr<std::optional<Packet>> Receive() const;
+  absl::StatusOr<std::optional<Packet>> Receive() const { return ReceiveWith(0); }
+  // The same without waiting. kResourceExhausted: nothing is there.
+  absl::StatusOr<std::optional<Packet>> TryReceive() const;
 
  private:
+  absl::StatusOr<std::optional<Packet>> ReceiveWith(int flags) const;
+
   UniqueFd fd_;
 };
 
