@@ -1,0 +1,234 @@
+#include "checkpoint/snapshotter.h"
+
+#include <gtest/gtest.h>
+#include <unistd.h>
+
+#include <atomic>
+#include <cstring>
+#include <numeric>
+#include <vector>
+
+#include "outlast/base/memory.h"
+
+namespace outlast {
+namespace {
+
+// A rank of a world of `world` with a large stable tensor, a small stable one and an eager one.
+class Rank {
+ public:
+  explicit Rank(uint32_t rank = 0, uint32_t world = 1, int buffers = 3, size_t big = 700'001)
+      : big_(big), small_(10), table_(Mapping::Anonymous(SealTable::BytesFor(static_cast<int>(world))).value(), static_cast<int>(world)) {
+    std::vector<RankTable> tables;
+    for (uint32_t r = 0; r < world; ++r) tables.push_back(TableOfRank(State(), r).value());
+    const Plan plan = MakePlan(MergeTables(tables).value()).value();
+    assignment_ = AssignmentOf(plan, rank).value();
+    const BufferLayout layout{.image_bytes = assignment_.image_bytes(), .replicated_bytes = assignment_.replicated_bytes, .extra_capacity = 4096};
+    std::vector<Buffer> mine;
+    for (int i = 0; i < buffers; ++i) {
+      buffers_.push_back(Buffer::Create(layout, {job_, run_, rank, world}).value());
+      mine.push_back(Buffer::Open(Duplicate(buffers_.back().fd()).value()).value());
+    }
+    Snapshotter::Options options;
+    options.job_id = job_;
+    options.run_id = run_;
+    options.rank = rank;
+    options.world = world;
+    options.is_aborted = [this](uint64_t) { return aborted.load(); };
+    options.on_wanted_sealed = [this](int64_t step, uint64_t, int, uint32_t, bool) { wanted.push_back(step); };
+    snapshotter_ = Snapshotter::Make(std::move(options), table_, std::move(mine), assignment_, State()).value();
+  }
+
+  StateView State() {
+    StateView state;
+    const auto add = [&](std::string_view name, std::vector<float>& values, RegionKind kind) {
+      const Shape shape{static_cast<int64_t>(values.size())};
+      state.regions.push_back({name, DType::kF32, shape, {}, shape, std::as_writable_bytes(std::span(values)), kind});
+    };
+    add("big", big_, RegionKind::kStable);
+    add("small", small_, RegionKind::kStable);
+    state.extras = extras;
+    return state;
+  }
+  void Fill(float value) {
+    std::fill(big_.begin(), big_.end(), value);
+    std::fill(small_.begin(), small_.end(), value);
+  }
+  bool IsAll(float value) const {
+    const auto is = [&](float found) { return found == value; };
+    return std::all_of(big_.begin(), big_.end(), is) && std::all_of(small_.begin(), small_.end(), is);
+  }
+  bool Begin(int64_t step, Snapshotter::Mode mode = Snapshotter::Mode::kLazy, Snapshotter::Want want = Snapshotter::Want::kMemory) {
+    return snapshotter_->Begin({step, 1, 0, want, mode}, State()).value();
+  }
+  // The buffer that holds `step`; -1: none.
+  int BufferOf(int64_t step) const {
+    for (size_t i = 0; i < buffers_.size(); ++i) {
+      const auto sealed = buffers_[i].ReadSealed(run_, BootId(), assignment_.layout_hash);
+      if (sealed.ok() && sealed->header.step == step) return static_cast<int>(i);
+    }
+    return -1;
+  }
+  absl::Status RestoreStep(int64_t step, bool only_eager = false) {
+    const int buffer = BufferOf(step);
+    const uint32_t turn = buffers_[static_cast<size_t>(buffer)].control().Read().turn;
+    return snapshotter_->Restore(buffer, turn, State(), only_eager);
+  }
+
+  std::vector<float> big_, small_;
+  Extras extras;
+  std::atomic<bool> aborted{false};
+  std::vector<int64_t> wanted;
+  Id128 job_ = Id128::Random(), run_ = Id128::Random();
+  SealTable table_;
+  Assignment assignment_;
+  std::vector<Buffer> buffers_;
+  std::unique_ptr<Snapshotter> snapshotter_;
+};
+
+TEST(Snapshot, GivesBackEveryByteAndTheExtras) {
+  Rank rank;
+  rank.Fill(3);
+  rank.extras["cursor"] = R"({"position":7})";
+  ASSERT_TRUE(rank.Begin(1));
+  ASSERT_TRUE(rank.snapshotter_->Finish());
+  rank.Fill(9);
+  ASSERT_TRUE(rank.RestoreStep(1).ok());
+  EXPECT_TRUE(rank.IsAll(3));
+  EXPECT_EQ(rank.snapshotter_->ReadExtras(rank.BufferOf(1)).value(), rank.extras);
+}
+
+TEST(Snapshot, HoldsTheValuesOfTheSaveCallWhenTheSourceChangesAfterItIsFinished) {
+  Rank rank;
+  for (int64_t step = 1; step <= 20; ++step) {
+    rank.Fill(static_cast<float>(step));
+    ASSERT_TRUE(rank.Begin(step));
+    ASSERT_TRUE(rank.snapshotter_->Finish());
+    rank.Fill(-1);
+    ASSERT_TRUE(rank.RestoreStep(step).ok());
+    ASSERT_TRUE(rank.IsAll(static_cast<float>(step)));
+  }
+}
+
+TEST(Snapshot, CopiesScalarsEagerly) {
+  Rank rank;
+  rank.Fill(1);
+  ASSERT_TRUE(rank.Begin(1));
+  std::fill(rank.small_.begin(), rank.small_.end(), -5.0f);  // at once: its values of the call are in the buffer already
+  ASSERT_TRUE(rank.snapshotter_->Finish());
+  ASSERT_TRUE(rank.RestoreStep(1).ok());
+  EXPECT_EQ(rank.small_[0], 1);
+}
+
+TEST(Snapshot, EagerModeIsSealedWhenTheCallReturns) {
+  Rank rank;
+  rank.Fill(4);
+  ASSERT_TRUE(rank.Begin(1, Snapshotter::Mode::kEager));
+  EXPECT_FALSE(rank.snapshotter_->is_running());
+  EXPECT_GE(rank.BufferOf(1), 0);
+}
+
+TEST(Snapshot, SealsNothingOfAnAbortedStep) {
+  Rank rank;
+  ASSERT_TRUE(rank.Begin(1, Snapshotter::Mode::kEager));
+  ASSERT_TRUE(rank.Begin(2));
+  rank.aborted = true;
+  rank.snapshotter_->Finish();
+  // The copier may have sealed it before the abort was raised; another one, begun after it, never is.
+  rank.Begin(3);
+  EXPECT_FALSE(rank.snapshotter_->Finish());
+  EXPECT_EQ(rank.BufferOf(3), -1);
+  EXPECT_GE(rank.BufferOf(1), 0);
+}
+
+TEST(Snapshot, SkipsWhenNoBufferIsFreeAndSparesTheCommonOne) {
+  // Rank 1 of two never seals anything but step 1, so 1 stays the common step for ever.
+  Rank rank(0, 2, 2);
+  ASSERT_TRUE(rank.Begin(1, Snapshotter::Mode::kEager));
+  rank.table_.Write(1, {{1, kNoStep, kNoStep}, 2});
+  EXPECT_TRUE(rank.Begin(2, Snapshotter::Mode::kEager));
+  EXPECT_FALSE(rank.Begin(3, Snapshotter::Mode::kEager));
+  EXPECT_GE(rank.BufferOf(1), 0);
+  EXPECT_GE(rank.BufferOf(2), 0);
+}
+
+TEST(Snapshot, SkipsWhileAPersistPinsOneOfTwo) {
+  Rank rank(0, 1, 2);
+  ASSERT_TRUE(rank.Begin(1, Snapshotter::Mode::kEager, Snapshotter::Want::kDisk));
+  EXPECT_EQ(rank.wanted, std::vector<int64_t>{1});
+  ASSERT_TRUE(rank.Begin(2, Snapshotter::Mode::kEager));
+  EXPECT_FALSE(rank.Begin(3, Snapshotter::Mode::kEager)) << "1 is pinned, 2 is common";
+  const Buffer& pinned = rank.buffers_[static_cast<size_t>(rank.BufferOf(1))];
+  ASSERT_TRUE(pinned.control().Unpin(BufferPin::kPersist, pinned.control().Read().turn));
+  EXPECT_TRUE(rank.Begin(3, Snapshotter::Mode::kEager));
+}
+
+TEST(Snapshot, RestoreFindsADamagedChunk) {
+  Rank rank;
+  rank.Fill(2);
+  ASSERT_TRUE(rank.Begin(1, Snapshotter::Mode::kEager));
+  rank.buffers_[static_cast<size_t>(rank.BufferOf(1))].image()[1'500'000] ^= std::byte{1};
+  const absl::Status status = rank.RestoreStep(1);
+  EXPECT_EQ(status.code(), absl::StatusCode::kDataLoss);
+}
+
+TEST(Snapshot, OnlyEagerLeavesTheStableRegionsAlone) {
+  Rank rank;
+  rank.Fill(2);
+  ASSERT_TRUE(rank.Begin(1, Snapshotter::Mode::kEager));
+  rank.Fill(6);
+  ASSERT_TRUE(rank.RestoreStep(1, true).ok());
+  EXPECT_EQ(rank.big_[0], 6);
+  EXPECT_EQ(rank.small_[0], 2);
+}
+
+TEST(Snapshot, HoldsTheSameBytesWhoeverWritesThem) {
+  // Two ranks share out what is written; each buffer serves the whole state all the same.
+  for (uint32_t r = 0; r < 2; ++r) {
+    Rank rank(r, 2);
+    rank.Fill(static_cast<float>(r) + 5);
+    ASSERT_TRUE(rank.Begin(1, Snapshotter::Mode::kEager));
+    rank.Fill(0);
+    ASSERT_TRUE(rank.RestoreStep(1).ok());
+    EXPECT_TRUE(rank.IsAll(static_cast<float>(r) + 5));
+  }
+}
+
+TEST(Snapshot, AGivenUpOneLeavesAFreeBuffer) {
+  Rank rank(0, 1, 2);
+  for (int64_t step = 1; step <= 50; ++step) {
+    ASSERT_TRUE(rank.Begin(step));
+    if (step % 2 == 0) {
+      rank.snapshotter_->GiveUp();
+    } else {
+      ASSERT_TRUE(rank.snapshotter_->Finish());
+    }
+  }
+  EXPECT_GE(rank.BufferOf(49), 0);
+}
+
+TEST(Snapshot, RefusesExtrasThatOutgrowTheirRoom) {
+  Rank rank;
+  rank.extras["big"] = std::string(8192, 'x');
+  EXPECT_EQ(rank.snapshotter_->Begin({1, 1, 0, Snapshotter::Want::kMemory, Snapshotter::Mode::kLazy}, rank.State()).status().code(),
+            absl::StatusCode::kInvalidArgument);
+  rank.extras.clear();
+  EXPECT_TRUE(rank.Begin(2));
+}
+
+// The source changes as hard as it can right after Finish: no snapshot mixes two steps.
+TEST(Snapshot, NeverMixesSteps) {
+  Rank rank(0, 1, 3, 300'000);
+  for (int64_t step = 1; step <= 200; ++step) {
+    rank.Fill(static_cast<float>(step));
+    ASSERT_TRUE(rank.Begin(step));
+    ASSERT_TRUE(rank.snapshotter_->Finish());
+    rank.Fill(static_cast<float>(step) + 0.5f);
+    std::vector<float> live = rank.big_;
+    ASSERT_TRUE(rank.RestoreStep(step).ok());
+    ASSERT_TRUE(rank.IsAll(static_cast<float>(step)));
+    rank.big_ = live;
+  }
+}
+
+}  // namespace
+}  // namespace outlast
