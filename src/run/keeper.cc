@@ -433,6 +433,7 @@ absl::Status Keeper::Impl::HandleEvent(int number, const Message& message) {
   const auto step = reader.Int<int64_t>();
   if (!reader.ok()) return Malformed(message);
   Dispatch(WorkerStopped{number, slot.incarnation, step});
+  if (extensions_.empty()) Dispatch(StopPersisted{.step = step, .durable = false});  // nobody here writes it
   return absl::OkStatus();
 }
 
@@ -501,8 +502,7 @@ absl::Status Keeper::Impl::StopAnswer(int number, const Message& message) {
   const auto on_time = reader.Int<uint8_t>();
   const auto step = reader.Int<int64_t>();
   if (!reader.ok()) return Malformed(message);
-  if (!stop_.has_value() || stop_->step != stop) return absl::OkStatus();  // to an earlier question
-  Dispatch(StopAnswered{number, At(number).incarnation, on_time != 0, step});
+  Dispatch(StopAnswered{number, At(number).incarnation, on_time != 0, step, stop});
   return absl::OkStatus();
 }
 
