@@ -2,6 +2,8 @@
 
 #include <algorithm>
 #include <cmath>
+#include <functional>
+#include <memory>
 #include <optional>
 #include <utility>
 
@@ -48,6 +50,40 @@ uint64_t StateBytes(const StateView& state) {
 
 }  // namespace
 
+// What is counted, apart from the checkpointer: the link's reader may still call in while that goes.
+class SaveTally {
+ public:
+  void OnSaveEvent(const Message& message, int rank) {
+    PayloadReader reader(message.payload);
+    const auto step = reader.Int<int64_t>();
+    const bool durable = reader.Int<uint8_t>() != 0;
+    const std::string error(reader.Text());
+    MutexLock lock(mutex_);
+    if (durable) {
+      stats_.durable_step = std::max(stats_.durable_step, step);
+      return;
+    }
+    ++stats_.failed_saves;
+    // Once a run, by rank 0: the agent's events hold them all.
+    if (!std::exchange(reported_failure_, true) && rank == 0) {
+      fmt::print(stderr, "outlast: a checkpoint could not be saved, training goes on: {}\n", error);
+    }
+  }
+  void Change(const std::function<void(CheckpointStats&)>& change) {
+    MutexLock lock(mutex_);
+    change(stats_);
+  }
+  CheckpointStats stats() const {
+    MutexLock lock(mutex_);
+    return stats_;
+  }
+
+ private:
+  mutable Mutex mutex_;
+  CheckpointStats stats_ ABSL_GUARDED_BY(mutex_);
+  bool reported_failure_ ABSL_GUARDED_BY(mutex_) = false;
+};
+
 class Checkpointer::Impl {
  public:
   Impl(Run& run, CheckpointerOptions options) : run_(run), options_(std::move(options)) {}
@@ -81,7 +117,6 @@ class Checkpointer::Impl {
   bool IsDiskDue(int64_t step) const;
   void ConsiderCadence(int64_t step);
   void AddStall(int64_t started_ns);
-  void OnSaveEvent(const Message& message);
 
   Run& run_;
   const CheckpointerOptions options_;
@@ -96,18 +131,14 @@ class Checkpointer::Impl {
   uint64_t updates_ = 0;
   int64_t window_started_ns_ = 0, window_stall_ns_ = 0, window_steps_ = 0;
 
-  mutable Mutex mutex_;
-  CheckpointStats stats_ ABSL_GUARDED_BY(mutex_);
-  bool reported_failure_ ABSL_GUARDED_BY(mutex_) = false;
+  std::shared_ptr<SaveTally> tally_ = std::make_shared<SaveTally>();
 };
 
 absl::Status Checkpointer::Impl::Open() {
   OUTLAST_RETURN_IF_ERROR(CheckOptions(options_));
-  if (Keeper* keeper = run_.local_keeper(); keeper != nullptr) {
-    // No agent: the process's own keeper saves, and what memory holds dies with the process.
-    run_.AttachToLocalKeeper([](Keeper& local) { return std::make_unique<SaveService>(local, SaveServiceOptions{}); });
-  }
-  run_.link().OnMessage(MessageKind::kSaveEvent, [this](const Message& message) { OnSaveEvent(message); });
+  // Without an agent the process's own keeper saves, and what memory holds dies with the process.
+  run_.AttachToLocalKeeper([](Keeper& keeper) { return std::make_unique<SaveService>(keeper, SaveServiceOptions{}); });
+  run_.link().OnMessage(MessageKind::kSaveEvent, [tally = tally_, rank = run_.rank()](const Message& message) { tally->OnSaveEvent(message, rank); });
   const std::string payload = PayloadWriter().Text(EncodeOptions(options_)).bytes();
   OUTLAST_ASSIGN_OR_RETURN(Message answer, run_.link().Call(MessageKind::kOpenRoot, 0, payload, kOpenTimeout));
   PayloadReader reader(answer.payload);
@@ -117,24 +148,6 @@ absl::Status Checkpointer::Impl::Open() {
   table_ = std::make_unique<SealTable>(std::move(mapping), run_.world());
   run_.black_box().SetJobId(job_);
   return absl::OkStatus();
-}
-
-// Runs on the link's reader thread.
-void Checkpointer::Impl::OnSaveEvent(const Message& message) {
-  PayloadReader reader(message.payload);
-  const auto step = reader.Int<int64_t>();
-  const bool durable = reader.Int<uint8_t>() != 0;
-  const std::string error(reader.Text());
-  MutexLock lock(mutex_);
-  if (durable) {
-    stats_.durable_step = std::max(stats_.durable_step, step);
-    return;
-  }
-  ++stats_.failed_saves;
-  // Once a run and rank 0: the agent's events hold them all.
-  if (!std::exchange(reported_failure_, true) && run_.rank() == 0) {
-    fmt::print(stderr, "outlast: a checkpoint could not be saved, training goes on: {}\n", error);
-  }
 }
 
 // Quick, since each save asks: no text is built.
@@ -259,10 +272,11 @@ absl::Status Checkpointer::Impl::RestoreFrom(const RestoreChoice& choice, const 
       source = "disk";
     }
   }
-  MutexLock lock(mutex_);
-  stats_.restored_from = source;
-  // A save of a later step was of a history that is given up.
-  stats_.durable_step = choice.source == RestoreSource::kDisk ? choice.step : std::min(stats_.durable_step, choice.step);
+  tally_->Change([&](CheckpointStats& stats) {
+    stats.restored_from = source;
+    // A save of a later step was of a history that is given up.
+    stats.durable_step = choice.source == RestoreSource::kDisk ? choice.step : std::min(stats.durable_step, choice.step);
+  });
   return absl::OkStatus();
 }
 
@@ -280,8 +294,7 @@ absl::Status Checkpointer::Impl::RestoreFromDisk(const RestoreChoice& choice, co
 void Checkpointer::Impl::AddStall(int64_t started_ns) {
   const int64_t stall = MonotonicNanos() - started_ns;
   window_stall_ns_ += stall;
-  MutexLock lock(mutex_);
-  stats_.stall_ns += stall;
+  tally_->Change([&](CheckpointStats& stats) { stats.stall_ns += stall; });
 }
 
 absl::Status Checkpointer::Impl::BeforeUpdate() {
@@ -348,8 +361,7 @@ absl::Status Checkpointer::Impl::Snapshot(int64_t step, const StateView& state, 
     if (begun) break;
     if (run_.is_aborted()) return Error(absl::StatusCode::kAborted, "generation {} ended", request.generation);
     if (!must) {
-      MutexLock lock(mutex_);
-      ++stats_.skipped;
+      tally_->Change([](CheckpointStats& stats) { ++stats.skipped; });
       if (want == Snapshotter::Want::kMemory) return absl::OkStatus();
       return run_.link().Notify(MessageKind::kSkipped, request.generation, PayloadWriter().Int(step).bytes());
     }
@@ -411,8 +423,7 @@ absl::Status Checkpointer::Impl::Finish(int64_t step, const StateView& state) {
 }
 
 CheckpointStats Checkpointer::Impl::stats() const {
-  MutexLock lock(mutex_);
-  CheckpointStats stats = stats_;
+  CheckpointStats stats = tally_->stats();
   if (snapshotter_ != nullptr) stats.sealed = snapshotter_->sealed();
   return stats;
 }

@@ -24,7 +24,20 @@ absl::StatusOr<std::unique_ptr<LocalKeeper>> LocalKeeper::Start() {
   return self;
 }
 
+void LocalKeeper::Adopt(const std::function<std::unique_ptr<KeeperExtension>(Keeper&)>& make) {
+  thread_->RunOnLoop([&] {
+    extensions_.push_back(make(keeper()));
+    keeper().Attach(extensions_.back().get());
+  });
+}
+
 LocalKeeper::~LocalKeeper() {
+  if (thread_ != nullptr) {
+    thread_->RunOnLoop([this] {
+      for (const auto& extension : extensions_) keeper().Detach(extension.get());
+      extensions_.clear();
+    });
+  }
   // A signal from here on has its default action again; the thread goes before what its callbacks read.
   thread_.reset();
 }

@@ -2,8 +2,10 @@
 #pragma once
 
 #include <atomic>
+#include <functional>
 #include <memory>
 #include <optional>
+#include <vector>
 
 #include "absl/status/statusor.h"
 #include "outlast/base/id.h"
@@ -21,6 +23,9 @@ class LocalKeeper final : public WorkerHost {
   // The worker's end of the socket, and a descriptor of its black box: once.
   UniqueFd TakeSocket() { return std::move(socket_); }
   UniqueFd TakeBlackBox() { return std::move(black_box_); }
+
+  // Makes an extension on the loop's thread and keeps it attached until the end of this.
+  void Adopt(const std::function<std::unique_ptr<KeeperExtension>(Keeper&)>& make);
 
   // The trainer is out of ForEachGeneration for good: from now on nothing ends its process but a second SIGINT.
   void OnTrainerLeft() { trainer_left_.store(true); }
@@ -43,6 +48,7 @@ class LocalKeeper final : public WorkerHost {
   std::atomic<bool> trainer_left_{false};
   UniqueFd socket_;
   UniqueFd black_box_;
+  std::vector<std::unique_ptr<KeeperExtension>> extensions_;  // the loop's thread
   std::unique_ptr<KeeperThread> thread_;
 };
 

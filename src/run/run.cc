@@ -29,7 +29,11 @@ bool Run::StopRequested() const { return state_->stop_requested(); }
 Segment& Run::black_box() { return state_->box(); }
 ProgressWriter& Run::progress() { return state_->progress(); }
 Link& Run::link() { return state_->link(); }
-Keeper* Run::local_keeper() { return state_->local_keeper(); }
+bool Run::AttachToLocalKeeper(const std::function<std::unique_ptr<KeeperExtension>(Keeper&)>& make) {
+  if (state_->local_keeper() == nullptr) return false;
+  state_->local_keeper()->Adopt(make);
+  return true;
+}
 uint64_t Run::generation() const { return state_->running(); }
 bool Run::is_aborted() const { return state_->running() != 0 && !state_->Check(state_->running()).ok(); }
 absl::StatusOr<Run::StepVerdict> Run::CompleteStep(int64_t step) { return state_->CompleteStep(step); }

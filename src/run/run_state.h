@@ -47,7 +47,7 @@ class RunState {
   Segment& box() { return box_; }
   ProgressWriter& progress() { return progress_; }
   Link& link() { return *link_; }
-  Keeper* local_keeper() { return local_keeper_ == nullptr ? nullptr : &local_keeper_->keeper(); }
+  LocalKeeper* local_keeper() { return local_keeper_.get(); }
 
   // The trainer's thread: interns `name` once.
   uint16_t SectionName(std::string_view name);

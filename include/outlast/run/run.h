@@ -20,6 +20,7 @@
 namespace outlast {
 
 class Keeper;
+class KeeperExtension;
 class Link;
 class RunState;
 class Segment;
@@ -63,8 +64,9 @@ class Run {
   Segment& black_box();
   ProgressWriter& progress();
   Link& link();
-  // The in-process keeper of a world of one without agent, else null.
-  Keeper* local_keeper();
+  // In a world of one without agent: makes an extension on the in-process keeper's thread, which keeps it until the run
+  // ends. False, and nothing done, where an agent has the extensions.
+  bool AttachToLocalKeeper(const std::function<std::unique_ptr<KeeperExtension>(Keeper&)>& make);
   // The generation whose body runs, 0 outside. And whether it was aborted.
   uint64_t generation() const;
   bool is_aborted() const;
