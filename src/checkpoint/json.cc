@@ -10,9 +10,12 @@
 namespace outlast {
 namespace {
 
-// The bytes of the UTF-8 character that begins at `text`, 0 if it is none (overlong forms and surrogates are none).
+// The bytes of the UTF-8 character that begins at `text`, 0 if it is none (overlong forms and
+// surrogates are none).
 size_t CharacterBytes(std::string_view text) {
-  const auto byte = [&](size_t i) { return i < text.size() ? static_cast<uint8_t>(text[i]) : uint8_t{0}; };
+  const auto byte = [&](size_t i) {
+    return i < text.size() ? static_cast<uint8_t>(text[i]) : uint8_t{0};
+  };
   const auto follows = [&](size_t i) { return (byte(i) & 0xc0) == 0x80; };
   const uint8_t first = byte(0);
   if (first < 0x80) return 1;
@@ -127,7 +130,8 @@ std::vector<std::pair<std::string_view, std::string_view>> RawMembers(std::strin
 std::string ToBase64(std::string_view bytes) {
   std::string text((bytes.size() + 2) / 3 * 4 + 1, '\0');  // one more for the NUL that it writes
   const int length = EVP_EncodeBlock(reinterpret_cast<unsigned char*>(text.data()),
-                                     reinterpret_cast<const unsigned char*>(bytes.data()), static_cast<int>(bytes.size()));
+                                     reinterpret_cast<const unsigned char*>(bytes.data()),
+                                     static_cast<int>(bytes.size()));
   text.resize(static_cast<size_t>(length));
   return text;
 }
@@ -137,10 +141,13 @@ std::optional<std::string> FromBase64(std::string_view text) {
   if (text.empty()) return std::string();
   std::string bytes(text.size() / 4 * 3, '\0');
   const int length = EVP_DecodeBlock(reinterpret_cast<unsigned char*>(bytes.data()),
-                                     reinterpret_cast<const unsigned char*>(text.data()), static_cast<int>(text.size()));
+                                     reinterpret_cast<const unsigned char*>(text.data()),
+                                     static_cast<int>(text.size()));
   if (length < 0) return std::nullopt;
-  bytes.resize(static_cast<size_t>(length) - static_cast<size_t>(std::count(text.end() - 2, text.end(), '=')));
-  if (ToBase64(bytes) != text) return std::nullopt;  // it passes spaces over, and bits that no encoder sets
+  bytes.resize(static_cast<size_t>(length) -
+               static_cast<size_t>(std::count(text.end() - 2, text.end(), '=')));
+  if (ToBase64(bytes) != text)
+    return std::nullopt;  // it passes spaces over, and bits that no encoder sets
   return bytes;
 }
 

@@ -39,7 +39,8 @@ std::optional<uint32_t> FromHex32(std::string_view text) {
 }
 
 bool IsHex(std::string_view text, size_t digits) {
-  return text.size() == digits && text.find_first_not_of("0123456789abcdef") == std::string_view::npos;
+  return text.size() == digits &&
+         text.find_first_not_of("0123456789abcdef") == std::string_view::npos;
 }
 
 // --- Writing ---
@@ -141,8 +142,8 @@ absl::StatusOr<std::string> ExtraText(const Extras& extras) {
 
 // --- Reading ---
 
-// The members of one JSON object. The first thing that is wrong is kept, and all that follows is empty: so a parser reads
-// straight through, and looks at status() once.
+// The members of one JSON object. The first thing that is wrong is kept, and all that follows is
+// empty: so a parser reads straight through, and looks at status() once.
 class Members {
  public:
   Members(const json& object, std::string place, absl::Status& status)
@@ -175,7 +176,9 @@ class Members {
   uint64_t Unsigned(const char* name, uint64_t largest = std::numeric_limits<uint64_t>::max()) {
     return Number(Get(name), name, largest);
   }
-  int64_t NotNegative(const char* name) { return static_cast<int64_t>(Unsigned(name, kLargestInt)); }
+  int64_t NotNegative(const char* name) {
+    return static_cast<int64_t>(Unsigned(name, kLargestInt));
+  }
   uint32_t Unsigned32(const char* name) {
     return static_cast<uint32_t>(Unsigned(name, std::numeric_limits<uint32_t>::max()));
   }
@@ -207,7 +210,8 @@ class Members {
     const json& list = Array(name);
     if (list.size() > kMaxDimensions) return Fail(name, "more than 16 dimensions"), Shape();
     std::vector<int64_t> values;
-    for (const json& value : list) values.push_back(static_cast<int64_t>(Number(value, name, kLargestInt)));
+    for (const json& value : list)
+      values.push_back(static_cast<int64_t>(Number(value, name, kLargestInt)));
     return Shape(values);
   }
 
@@ -252,7 +256,8 @@ absl::StatusOr<json> Parse(std::string_view text, std::string_view format, uint6
   OUTLAST_RETURN_IF_ERROR(status);
   if (found != format) return Refuse("format '{}', '{}' wanted", found.substr(0, 64), format);
   if (version > 1) {
-    return Error(absl::StatusCode::kUnimplemented, "{}: version {}, this build reads up to 1", format, version);
+    return Error(absl::StatusCode::kUnimplemented, "{}: version {}, this build reads up to 1",
+                 format, version);
   }
   if (version == 0) return Refuse("{}: version 0, 1 wanted", format);
   return object;
@@ -262,7 +267,8 @@ absl::Status CheckSelfCrc(std::string_view text, std::string_view format) {
   const auto lost = [&](std::string_view why) {
     return Error(absl::StatusCode::kDataLoss, "{}: {}", format, why);
   };
-  if (text.size() < kSelfCrcMember.size() + kSelfCrcTail || text.substr(text.size() - 3) != "\"}\n") {
+  if (text.size() < kSelfCrcMember.size() + kSelfCrcTail ||
+      text.substr(text.size() - 3) != "\"}\n") {
     return lost(fmt::format("cut off: its {} bytes do not end in self_crc32c", text.size()));
   }
   const std::string_view covered = text.substr(0, text.size() - kSelfCrcTail);
@@ -271,7 +277,8 @@ absl::Status CheckSelfCrc(std::string_view text, std::string_view format) {
     return lost(fmt::format("its {} bytes do not end in self_crc32c", text.size()));
   }
   const uint32_t found = Crc32c(covered);
-  if (found != *wanted) return lost(fmt::format("crc {}, self_crc32c says {}", Hex32(found), Hex32(*wanted)));
+  if (found != *wanted)
+    return lost(fmt::format("crc {}, self_crc32c says {}", Hex32(found), Hex32(*wanted)));
   return absl::OkStatus();
 }
 
@@ -292,9 +299,11 @@ std::vector<HookResult> ReadHooks(Members& members, absl::Status& status) {
   std::vector<HookResult> hooks;
   for (const json& entry : members.Array("hooks")) {
     Members hook(entry, "hooks", status);
-    hooks.push_back({hook.String("name"), hook.String("result"), hook.String("note", kMaxSmallBytes)});
+    hooks.push_back(
+        {hook.String("name"), hook.String("result"), hook.String("note", kMaxSmallBytes)});
     const std::string& result = hooks.back().result;
-    if (result != "ok" && result != "veto" && result != "error") hook.Fail("result", "ok, veto or error wanted");
+    if (result != "ok" && result != "veto" && result != "error")
+      hook.Fail("result", "ok, veto or error wanted");
     if (!status.ok()) break;
   }
   return hooks;
@@ -312,11 +321,13 @@ std::optional<ShardFile> ReadFile(Members& receipt, uint32_t writer, absl::Statu
   const std::string chunks = members.String("chunks", kMaxReceiptBytes);
   // The name follows from the writer's number, so it cannot name anything outside the folder.
   if (file.name != ShardName(writer)) members.Fail("name", "not the writer's shard");
-  if (file.chunk_bytes == 0 || file.chunk_bytes % kBlockAlignment != 0 || file.chunk_bytes > (64u << 20)) {
+  if (file.chunk_bytes == 0 || file.chunk_bytes % kBlockAlignment != 0 ||
+      file.chunk_bytes > (64u << 20)) {
     members.Fail("chunk_bytes", "a multiple of 4096 up to 64 MiB wanted");
   }
   if (!status.ok()) return file;
-  if (chunks.size() % 8 != 0 || chunks.size() / 8 != (file.bytes + file.chunk_bytes - 1) / file.chunk_bytes) {
+  if (chunks.size() % 8 != 0 ||
+      chunks.size() / 8 != (file.bytes + file.chunk_bytes - 1) / file.chunk_bytes) {
     members.Fail("chunks", "not 8 digits for each chunk of the file");
   }
   for (size_t at = 0; at + 8 <= chunks.size() && status.ok(); at += 8) {
@@ -350,7 +361,8 @@ SavedBox ReadBox(const json& entry, absl::Status& status) {
     }
   }
   const auto bytes = BytesOf(box.dtype, box.extent);
-  if (!bytes.ok() || !BytesOf(box.dtype, box.global).ok()) members.Fail("shape", "too large, or no whole bytes");
+  if (!bytes.ok() || !BytesOf(box.dtype, box.global).ok())
+    members.Fail("shape", "too large, or no whole bytes");
   if (bytes.ok() && (box.end < box.begin || box.end - box.begin != *bytes)) {
     members.Fail("end", "not the bytes of the box");
   }
@@ -395,14 +407,17 @@ Extras ReadExtras(std::string_view text, Members& receipt) {
     for (const auto& [raw_key, raw_value] : RawMembers(value)) {
       const json key = json::parse(raw_key, nullptr, false);
       const json parsed = json::parse(raw_value, nullptr, false);
-      if (!key.is_string() || !parsed.is_object()) return receipt.Fail("extra", "objects by key wanted"), Extras();
+      if (!key.is_string() || !parsed.is_object())
+        return receipt.Fail("extra", "objects by key wanted"), Extras();
       std::optional<std::string> content = std::string(raw_value);
-      if (IsBase64Object(parsed)) content = FromBase64(parsed["base64"].get_ref<const std::string&>());
+      if (IsBase64Object(parsed))
+        content = FromBase64(parsed["base64"].get_ref<const std::string&>());
       if (!content.has_value()) return receipt.Fail("extra", "not base64"), Extras();
       const auto& key_text = key.get_ref<const std::string&>();
       bytes += key_text.size() + content->size();
       if (bytes > kMaxExtrasBytes) return receipt.Fail("extra", "more than 16 MiB"), Extras();
-      if (!extras.emplace(key_text, std::move(*content)).second) return receipt.Fail("extra", "a key is there twice"), Extras();
+      if (!extras.emplace(key_text, std::move(*content)).second)
+        return receipt.Fail("extra", "a key is there twice"), Extras();
     }
   }
   return extras;
@@ -410,7 +425,8 @@ Extras ReadExtras(std::string_view text, Members& receipt) {
 
 void CheckStep(Members& members, std::string_view checkpoint, int64_t step) {
   const auto parts = ParseCheckpointName(checkpoint);
-  if (parts.has_value() && parts->step != step) members.Fail("step", "not the step of the checkpoint's name");
+  if (parts.has_value() && parts->step != step)
+    members.Fail("step", "not the step of the checkpoint's name");
 }
 
 std::vector<ReceiptEntry> ReadReceiptEntries(Members& manifest, absl::Status& status) {
@@ -434,11 +450,13 @@ std::vector<ReceiptEntry> ReadReceiptEntries(Members& manifest, absl::Status& st
 
 absl::Status CheckSum(const Manifest& manifest) {
   if (manifest.world == 0 || manifest.receipts.size() != manifest.world) {
-    return Refuse("outlast.manifest: {} receipts for a world of {}", manifest.receipts.size(), manifest.world);
+    return Refuse("outlast.manifest: {} receipts for a world of {}", manifest.receipts.size(),
+                  manifest.world);
   }
   uint64_t sum = 0;
   for (const ReceiptEntry& receipt : manifest.receipts) {
-    if (__builtin_add_overflow(sum, receipt.data_bytes, &sum)) return Refuse("outlast.manifest: data_bytes overflow");
+    if (__builtin_add_overflow(sum, receipt.data_bytes, &sum))
+      return Refuse("outlast.manifest: data_bytes overflow");
   }
   if (sum == manifest.bytes) return absl::OkStatus();
   return Refuse("outlast.manifest: bytes {}, its receipts have {}", manifest.bytes, sum);
@@ -451,11 +469,14 @@ absl::StatusOr<std::string> Capped(std::string text, uint64_t cap, std::string_v
 
 }  // namespace
 
-std::string CheckpointName(int64_t step, uint32_t nonce) { return fmt::format("step-{:012}-{:08x}", step, nonce); }
+std::string CheckpointName(int64_t step, uint32_t nonce) {
+  return fmt::format("step-{:012}-{:08x}", step, nonce);
+}
 
 std::optional<CheckpointNameParts> ParseCheckpointName(std::string_view name) {
   constexpr std::string_view kPrefix = "step-";
-  if (name.size() < kPrefix.size() + 12 + 9 || name.size() > kPrefix.size() + 19 + 9) return std::nullopt;
+  if (name.size() < kPrefix.size() + 12 + 9 || name.size() > kPrefix.size() + 19 + 9)
+    return std::nullopt;
   const std::string_view digits = name.substr(kPrefix.size(), name.size() - kPrefix.size() - 9);
   const std::optional<uint32_t> nonce = FromHex32(name.substr(name.size() - 8));
   CheckpointNameParts parts{0, nonce.value_or(0)};
@@ -645,8 +666,10 @@ absl::StatusOr<Receipt> ParseReceipt(std::string_view text) {
   receipt.plan = members.String("plan");
   receipt.mesh = ReadMesh(members);
   for (const json& hook : members.Array("hooks")) {
-    if (hook.is_string()) receipt.hooks.push_back(hook.get<std::string>());
-    else members.Fail("hooks", "names wanted");
+    if (hook.is_string())
+      receipt.hooks.push_back(hook.get<std::string>());
+    else
+      members.Fail("hooks", "names wanted");
   }
   receipt.boot_id = members.Id("boot_id");
   receipt.file = ReadFile(members, receipt.writer, status);
@@ -655,8 +678,10 @@ absl::StatusOr<Receipt> ParseReceipt(std::string_view text) {
   receipt.extra = ReadExtras(text, members);
   CheckStep(members, receipt.checkpoint, receipt.step);
   if (!IsHex(receipt.plan, 64)) members.Fail("plan", "64 lower-case hex digits wanted");
-  if (receipt.rank >= receipt.world || receipt.writer != receipt.rank) members.Fail("rank", "not a rank of its world");
-  if (!receipt.file.has_value() && !receipt.tensors.empty()) members.Fail("tensors", "boxes without a file");
+  if (receipt.rank >= receipt.world || receipt.writer != receipt.rank)
+    members.Fail("rank", "not a rank of its world");
+  if (!receipt.file.has_value() && !receipt.tensors.empty())
+    members.Fail("tensors", "boxes without a file");
   if (receipt.file.has_value() && receipt.data_bytes() + 8 > receipt.file->bytes) {
     members.Fail("file", "fewer bytes than its tensors have");
   }
@@ -677,7 +702,8 @@ absl::StatusOr<Manifest> ParseManifest(std::string_view text) {
   manifest.generation = members.Unsigned("generation");
   manifest.parent = members.NullableCheckpoint("parent");
   for (const json& name : members.Array("ancestors")) {
-    manifest.ancestors.push_back(members.CheckpointIn(name.is_string() ? name.get<std::string>() : "", "ancestors"));
+    manifest.ancestors.push_back(
+        members.CheckpointIn(name.is_string() ? name.get<std::string>() : "", "ancestors"));
   }
   manifest.world = members.Unsigned32("world");
   manifest.mesh = ReadMesh(members);

@@ -18,15 +18,19 @@ absl::Status Refuse(fmt::format_string<Args...> format, Args&&... args) {
   return Error(absl::StatusCode::kInvalidArgument, format, std::forward<Args>(args)...);
 }
 
-using Wide = unsigned __int128;
+__extension__ typedef unsigned __int128 Wide;  // products of two 64-bit sizes
 
-bool HasElements(const Shape& extent) { return std::ranges::find(extent.dimensions(), 0) == extent.dimensions().end(); }
+bool HasElements(const Shape& extent) {
+  return std::ranges::find(extent.dimensions(), 0) == extent.dimensions().end();
+}
 
 bool IsWhole(const Box& box, const Shape& global) {
   return box.extent == global && box.offset == Shape::Zeros(global.rank());
 }
 
-std::string BoxText(const Box& box) { return fmt::format("offset {} extent {}", box.offset.text(), box.extent.text()); }
+std::string BoxText(const Box& box) {
+  return fmt::format("offset {} extent {}", box.offset.text(), box.extent.text());
+}
 
 bool Overlap(const Box& a, const Box& b) { return HasElements(Intersect(a, b).extent); }
 
@@ -82,8 +86,8 @@ void Put(std::string& text, const PlannedPiece& piece) {
 
 absl::Status CheckBox(const TensorRow& row, const HeldBox& held, uint32_t world) {
   const auto refuse = [&](std::string_view why) {
-    return Refuse("tensor '{}' of {}: rank {} holds {}: {}", row.name.substr(0, 200), row.global.text(), held.rank,
-                  BoxText(held.box), why);
+    return Refuse("tensor '{}' of {}: rank {} holds {}: {}", row.name.substr(0, 200),
+                  row.global.text(), held.rank, BoxText(held.box), why);
   };
   if (held.rank >= world) return refuse(fmt::format("the world is {}", world));
   if (held.box.offset.rank() != row.global.rank() || held.box.extent.rank() != row.global.rank()) {
@@ -100,10 +104,12 @@ absl::Status CheckBox(const TensorRow& row, const HeldBox& held, uint32_t world)
 
 absl::Status CheckRow(const TensorRow& row, uint32_t world) {
   if (row.name.empty() || row.name.size() > kMaxNameBytes || !IsUtf8(row.name)) {
-    return Refuse("a tensor name of {} bytes, 1 to {} of UTF-8 wanted", row.name.size(), kMaxNameBytes);
+    return Refuse("a tensor name of {} bytes, 1 to {} of UTF-8 wanted", row.name.size(),
+                  kMaxNameBytes);
   }
   const auto bytes = BytesOf(row.dtype, row.global);
-  if (!bytes.ok()) return Annotate(bytes.status(), fmt::format("tensor '{}'", row.name.substr(0, 200)));
+  if (!bytes.ok())
+    return Annotate(bytes.status(), fmt::format("tensor '{}'", row.name.substr(0, 200)));
   for (const HeldBox& held : row.boxes) OUTLAST_RETURN_IF_ERROR(CheckBox(row, held, world));
   return absl::OkStatus();
 }
@@ -113,7 +119,8 @@ absl::Status CheckTable(const TensorTable& table) {
   std::set<std::string_view> names;
   for (const TensorRow& row : table.rows) {
     OUTLAST_RETURN_IF_ERROR(CheckRow(row, table.world));
-    if (!names.insert(row.name).second) return Refuse("tensor '{}' is in the table twice", row.name.substr(0, 200));
+    if (!names.insert(row.name).second)
+      return Refuse("tensor '{}' is in the table twice", row.name.substr(0, 200));
   }
   return absl::OkStatus();
 }
@@ -136,7 +143,8 @@ absl::StatusOr<std::vector<Group>> GroupsOf(const TensorRow& row) {
   }
   std::vector<const HeldBox*> sorted;
   for (const HeldBox& held : row.boxes) sorted.push_back(&held);
-  std::stable_sort(sorted.begin(), sorted.end(), [](auto* a, auto* b) { return BoxBefore(a->box, b->box); });
+  std::stable_sort(sorted.begin(), sorted.end(),
+                   [](auto* a, auto* b) { return BoxBefore(a->box, b->box); });
   std::vector<HeldBox> distinct;
   for (const HeldBox* held : sorted) {
     if (!groups.empty() && groups.back().box == held->box) {
@@ -152,8 +160,8 @@ absl::StatusOr<std::vector<Group>> GroupsOf(const TensorRow& row) {
   for (const Group& group : groups) covered += group.bytes;
   OUTLAST_ASSIGN_OR_RETURN(const uint64_t wanted, BytesOf(row.dtype, row.global));
   if (covered != wanted) {
-    return Refuse("tensor '{}' of {}: its boxes cover {} of {} bytes", row.name.substr(0, 200), row.global.text(),
-                  covered, wanted);
+    return Refuse("tensor '{}' of {}: its boxes cover {} of {} bytes", row.name.substr(0, 200),
+                  row.global.text(), covered, wanted);
   }
   return groups;
 }
@@ -173,7 +181,8 @@ class Assigner {
     // What cannot move first: the rest is levelled against it.
     for (const auto& row : groups) {
       for (const Group& group : row) {
-        if (!IsReplicated(group)) plan_.load[group.ranks.empty() ? 0 : group.ranks[0]] += group.bytes;
+        if (!IsReplicated(group))
+          plan_.load[group.ranks.empty() ? 0 : group.ranks[0]] += group.bytes;
       }
     }
     for (uint32_t row = 0; row < groups.size(); ++row) {
@@ -208,7 +217,9 @@ class Assigner {
       plan_.load[writer] += group.bytes;
       return Add(row, writer, group.box, group.box, group.bytes);
     }
-    Cut(row, group, LeastLoaded(replicas, std::min<size_t>(pieces, static_cast<size_t>(group.box.extent[cut]))), cut);
+    Cut(row, group,
+        LeastLoaded(replicas, std::min<size_t>(pieces, static_cast<size_t>(group.box.extent[cut]))),
+        cut);
   }
 
   // 1 up to an eighth of the mean load, then as many eighths as it has, at most one a replica.
@@ -217,15 +228,18 @@ class Assigner {
     return static_cast<size_t>(std::min<Wide>(replicas, (eighths + total_ - 1) / total_));
   }
 
-  // The first dimension with a slice for each piece, else the longest; -1: slices would end inside a byte.
+  // The first dimension with a slice for each piece, else the longest; -1: slices would end inside
+  // a byte.
   int CutDimension(uint32_t row, const Group& group, size_t pieces) const {
     const auto lengths = group.box.extent.dimensions();
     if (lengths.empty()) return -1;
-    auto chosen = std::ranges::find_if(lengths, [&](int64_t n) { return static_cast<uint64_t>(n) >= pieces; });
+    auto chosen = std::ranges::find_if(
+        lengths, [&](int64_t n) { return static_cast<uint64_t>(n) >= pieces; });
     if (chosen == lengths.end()) chosen = std::ranges::max_element(lengths);
     if (*chosen < 2) return -1;
     Wide slice_bits = static_cast<Wide>(BitsOf(plan_.table.rows[row].dtype));
-    for (auto inner = chosen + 1; inner != lengths.end(); ++inner) slice_bits *= static_cast<Wide>(*inner);
+    for (auto inner = chosen + 1; inner != lengths.end(); ++inner)
+      slice_bits *= static_cast<Wide>(*inner);
     return slice_bits % 8 == 0 ? static_cast<int>(chosen - lengths.begin()) : -1;
   }
 
@@ -235,12 +249,14 @@ class Assigner {
     };
     if (count == 1) return {*std::ranges::min_element(replicas, lighter)};
     std::vector<uint32_t> chosen(replicas.begin(), replicas.end());
-    std::partial_sort(chosen.begin(), chosen.begin() + static_cast<int64_t>(count), chosen.end(), lighter);
+    std::partial_sort(chosen.begin(), chosen.begin() + static_cast<int64_t>(count), chosen.end(),
+                      lighter);
     chosen.resize(count);
     return chosen;
   }
 
-  // Pours the slices over `writers` (lightest first) as water fills a vessel: the lightest get most, until all are level.
+  // Pours the slices over `writers` (lightest first) as water fills a vessel: the lightest get
+  // most, until all are level.
   void Cut(uint32_t row, const Group& group, std::vector<uint32_t> writers, int dimension) {
     Wide sum = group.bytes;
     size_t filled = 0;  // writers that get some
@@ -256,9 +272,10 @@ class Assigner {
     int64_t done = 0;
     for (size_t i = 0; i < filled; ++i) {
       wanted += level - std::min(level, plan_.load[writers[i]]);
-      const int64_t until = i + 1 == filled
-                                ? slices
-                                : std::min(slices, static_cast<int64_t>((wanted + slice_bytes / 2) / slice_bytes));
+      const int64_t until =
+          i + 1 == filled
+              ? slices
+              : std::min(slices, static_cast<int64_t>((wanted + slice_bytes / 2) / slice_bytes));
       if (until <= done) continue;
       Box box = group.box;
       box.offset.set(dimension, box.offset[dimension] + done);
@@ -354,13 +371,15 @@ absl::StatusOr<RankTable> TableOfRank(const StateView& state, uint32_t rank) {
     if (!region->bytes.empty()) {
       const auto [found, is_new] = by_memory.emplace(region->bytes.data(), region);
       const Region& first = *found->second;
-      if (!is_new && first.dtype == region->dtype && first.global == region->global && first.extent == region->extent &&
-          OffsetOf(first) == OffsetOf(*region)) {
+      if (!is_new && first.dtype == region->dtype && first.global == region->global &&
+          first.extent == region->extent && OffsetOf(first) == OffsetOf(*region)) {
         table.aliases.emplace_back(region->name, first.name);
         continue;
       }
     }
-    table.rows.push_back({std::string(region->name), region->dtype, region->global,
+    table.rows.push_back({std::string(region->name),
+                          region->dtype,
+                          region->global,
                           {{rank, {OffsetOf(*region), region->extent}}}});
   }
   return table;
@@ -375,14 +394,16 @@ absl::StatusOr<TensorTable> MergeTables(std::span<const RankTable> ranks) {
       if (is_new) table.rows.push_back({row.name, row.dtype, row.global, {}});
       TensorRow& merged = table.rows[found->second];
       if (merged.dtype != row.dtype || merged.global != row.global) {
-        return Refuse("tensor '{}': rank {} has {} {}, rank {} has {} {}", row.name.substr(0, 200), merged.boxes[0].rank,
-                      NameOf(merged.dtype), merged.global.text(), rank, NameOf(row.dtype), row.global.text());
+        return Refuse("tensor '{}': rank {} has {} {}, rank {} has {} {}", row.name.substr(0, 200),
+                      merged.boxes[0].rank, NameOf(merged.dtype), merged.global.text(), rank,
+                      NameOf(row.dtype), row.global.text());
       }
       for (const HeldBox& held : row.boxes) merged.boxes.push_back({rank, held.box});
     }
   }
   for (TensorRow& row : table.rows) {
-    const bool whole = std::ranges::all_of(row.boxes, [&](const HeldBox& held) { return IsWhole(held.box, row.global); });
+    const bool whole = std::ranges::all_of(
+        row.boxes, [&](const HeldBox& held) { return IsWhole(held.box, row.global); });
     if (whole && row.boxes.size() == ranks.size()) row.boxes.clear();
   }
   return table;
@@ -391,9 +412,11 @@ absl::StatusOr<TensorTable> MergeTables(std::span<const RankTable> ranks) {
 absl::StatusOr<TensorTable> ReplicatedTable(const RankTable& rank, uint32_t world) {
   TensorTable table{world, rank.rows};
   for (TensorRow& row : table.rows) {
-    if (!std::ranges::all_of(row.boxes, [&](const HeldBox& held) { return IsWhole(held.box, row.global); })) {
+    if (!std::ranges::all_of(row.boxes,
+                             [&](const HeldBox& held) { return IsWhole(held.box, row.global); })) {
       return Error(absl::StatusCode::kFailedPrecondition,
-                   "tensor '{}': this rank holds a part, so the ranks' tables must be merged", row.name.substr(0, 200));
+                   "tensor '{}': this rank holds a part, so the ranks' tables must be merged",
+                   row.name.substr(0, 200));
     }
     row.boxes.clear();
   }
@@ -409,7 +432,8 @@ absl::StatusOr<Plan> MakePlan(TensorTable table) {
     order.emplace_back(BytesOf(table.rows[i].dtype, table.rows[i].global).value(), i);
   }
   std::ranges::sort(order, [&](const auto& a, const auto& b) {
-    return a.first != b.first ? a.first > b.first : table.rows[a.second].name < table.rows[b.second].name;
+    return a.first != b.first ? a.first > b.first
+                              : table.rows[a.second].name < table.rows[b.second].name;
   });
   for (const auto& [bytes, i] : order) {
     std::ranges::stable_sort(table.rows[i].boxes, {}, &HeldBox::rank);
@@ -457,8 +481,9 @@ std::string FirstDifference(const Plan& mine, const Plan& other) {
     const TensorRow& a = mine.table.rows[i];
     const TensorRow& b = other.table.rows[i];
     if (RowText(a) == RowText(b)) continue;
-    return fmt::format("tensor '{}' {} {} and tensor '{}' {} {}", a.name.substr(0, 200), NameOf(a.dtype), a.global.text(),
-                       b.name.substr(0, 200), NameOf(b.dtype), b.global.text());
+    return fmt::format("tensor '{}' {} {} and tensor '{}' {} {}", a.name.substr(0, 200),
+                       NameOf(a.dtype), a.global.text(), b.name.substr(0, 200), NameOf(b.dtype),
+                       b.global.text());
   }
   if (mine.table.rows.size() != other.table.rows.size()) {
     const auto& longer = mine.table.rows.size() > rows ? mine.table.rows : other.table.rows;
@@ -478,13 +503,15 @@ Box Intersect(const Box& a, const Box& b) {
   return common;
 }
 
-absl::Status CheckDisjoint(std::string_view tensor, const Shape& global, std::span<const HeldBox> boxes) {
+absl::Status CheckDisjoint(std::string_view tensor, const Shape& global,
+                           std::span<const HeldBox> boxes) {
   std::vector<const HeldBox*> sorted;
   for (const HeldBox& held : boxes) {
     if (HasElements(held.box.extent)) sorted.push_back(&held);
   }
   if (sorted.size() < 2) return absl::OkStatus();
-  // Sweeps along the dimension in which the boxes lie most apart: block shards then meet few neighbours.
+  // Sweeps along the dimension in which the boxes lie most apart: block shards then meet few
+  // neighbours.
   int along = 0;
   size_t most = 0;
   for (int i = 0; i < global.rank(); ++i) {
@@ -495,16 +522,22 @@ absl::Status CheckDisjoint(std::string_view tensor, const Shape& global, std::sp
       along = i;
     }
   }
-  const auto begin = [&](const HeldBox* held) { return global.rank() == 0 ? 0 : held->box.offset[along]; };
-  const auto end = [&](const HeldBox* held) { return global.rank() == 0 ? 1 : begin(held) + held->box.extent[along]; };
-  std::stable_sort(sorted.begin(), sorted.end(), [&](auto* a, auto* b) { return begin(a) < begin(b); });
+  const auto begin = [&](const HeldBox* held) {
+    return global.rank() == 0 ? 0 : held->box.offset[along];
+  };
+  const auto end = [&](const HeldBox* held) {
+    return global.rank() == 0 ? 1 : begin(held) + held->box.extent[along];
+  };
+  std::stable_sort(sorted.begin(), sorted.end(),
+                   [&](auto* a, auto* b) { return begin(a) < begin(b); });
   std::vector<const HeldBox*> open;
   for (const HeldBox* held : sorted) {
     std::erase_if(open, [&](const HeldBox* earlier) { return end(earlier) <= begin(held); });
     for (const HeldBox* earlier : open) {
       if (!Overlap(earlier->box, held->box)) continue;
-      return Refuse("tensor '{}': the boxes of rank {} ({}) and rank {} ({}) overlap", tensor.substr(0, 200),
-                    earlier->rank, BoxText(earlier->box), held->rank, BoxText(held->box));
+      return Refuse("tensor '{}': the boxes of rank {} ({}) and rank {} ({}) overlap",
+                    tensor.substr(0, 200), earlier->rank, BoxText(earlier->box), held->rank,
+                    BoxText(held->box));
     }
     open.push_back(held);
   }
@@ -560,12 +593,13 @@ void BoxWalker::Next() {
 
 uint64_t BoxWalker::end() const {
   uint64_t last = from_bits_ + run_bits_;
-  for (int i = 0; i < dimensions_; ++i) last += static_cast<uint64_t>(from_stride_[i] * (count_[i] - 1 - index_[i]));
+  for (int i = 0; i < dimensions_; ++i)
+    last += static_cast<uint64_t>(from_stride_[i] * (count_[i] - 1 - index_[i]));
   return last / 8;
 }
 
-absl::Status CopyBox(DType dtype, const Box& from_box, std::span<const std::byte> from, const Box& to_box,
-                     std::span<std::byte> to) {
+absl::Status CopyBox(DType dtype, const Box& from_box, std::span<const std::byte> from,
+                     const Box& to_box, std::span<std::byte> to) {
   BoxWalker walker(dtype, from_box, to_box);
   if (!walker.is_valid()) return Refuse("a box of {} that ends inside a byte", NameOf(dtype));
   for (; !walker.done(); walker.Next()) {

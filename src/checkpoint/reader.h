@@ -110,6 +110,10 @@ class CheckpointReader {
   std::vector<std::pair<std::string, std::string>> aliases_;  // by name
 };
 
+// Reads a rank's shard and checks its size, every chunk, and its own header against the receipt.
+std::vector<Damage> VerifyShard(const std::string& folder, const Receipt& receipt,
+                                IoMode mode = IoMode::kDirect);
+
 // Every damage of a checkpoint folder, whatever it is, sizes and manifest included. Empty: whole.
 std::vector<Damage> VerifyCheckpoint(const std::string& folder, IoMode mode = IoMode::kDirect);
 

@@ -31,7 +31,8 @@ absl::Status Refuse(fmt::format_string<Args...> format, Args&&... args) {
   return Error(absl::StatusCode::kInvalidArgument, format, std::forward<Args>(args)...);
 }
 
-// Reads the header while it is parsed: no tree is built, and duplicate keys, which a tree would drop in silence, are seen.
+// Reads the header while it is parsed: no tree is built, and duplicate keys, which a tree would
+// drop in silence, are seen.
 class HeaderReader : public nlohmann::json_sax<json> {
  public:
   explicit HeaderReader(SafetensorsFile& file) : file_(file) {}
@@ -41,7 +42,9 @@ class HeaderReader : public nlohmann::json_sax<json> {
   bool null() override { return Scalar("null"); }
   bool boolean(bool) override { return Scalar("a boolean"); }
   bool number_integer(int64_t) override { return Scalar("a negative number"); }
-  bool number_float(double, const std::string&) override { return Scalar("a number that is no integer in range"); }
+  bool number_float(double, const std::string&) override {
+    return Scalar("a number that is no integer in range");
+  }
   bool binary(binary_t&) override { return Scalar("binary"); }
 
   bool number_unsigned(uint64_t value) override {
@@ -59,7 +62,8 @@ class HeaderReader : public nlohmann::json_sax<json> {
     }
     if (where_ != Where::kTensor || member_ != "dtype") return Scalar("a string");
     const std::optional<DType> dtype = DTypeFromName(value);
-    if (!dtype.has_value()) return Fail("tensor '{}': unknown dtype '{}'", Key(), value.substr(0, 32));
+    if (!dtype.has_value())
+      return Fail("tensor '{}': unknown dtype '{}'", Key(), value.substr(0, 32));
     tensor_.dtype = *dtype;
     return Once(has_dtype_);
   }
@@ -84,7 +88,8 @@ class HeaderReader : public nlohmann::json_sax<json> {
 
   bool key(std::string& name) override {
     if (where_ != Where::kSkip) member_ = name;
-    if (where_ == Where::kNames && name.size() > kMaxNameBytes) return Fail("a name of {} bytes", name.size());
+    if (where_ == Where::kNames && name.size() > kMaxNameBytes)
+      return Fail("a name of {} bytes", name.size());
     return true;
   }
 
@@ -120,7 +125,8 @@ class HeaderReader : public nlohmann::json_sax<json> {
 
   bool end_array() override {
     if (where_ == Where::kSkip) return Unskip();
-    if (where_ == Where::kOffsets && offset_count_ != 2) return Fail("tensor '{}': two data_offsets wanted", Key());
+    if (where_ == Where::kOffsets && offset_count_ != 2)
+      return Fail("tensor '{}': two data_offsets wanted", Key());
     where_ = Where::kTensor;
     return true;
   }
@@ -141,15 +147,18 @@ class HeaderReader : public nlohmann::json_sax<json> {
   std::string Key() const { return tensor_.key.substr(0, 200); }
 
   bool IsUnknownMember() const {
-    return where_ == Where::kTensor && member_ != "dtype" && member_ != "shape" && member_ != "data_offsets";
+    return where_ == Where::kTensor && member_ != "dtype" && member_ != "shape" &&
+           member_ != "data_offsets";
   }
 
   // A value at a place where it does not belong, unless its member is one that we do not know.
   bool Scalar(std::string_view what) {
     if (where_ == Where::kSkip || IsUnknownMember()) return true;
-    if (where_ == Where::kMetadata) return Fail("metadata '{}' is {}, a string wanted", member_.substr(0, 200), what);
+    if (where_ == Where::kMetadata)
+      return Fail("metadata '{}' is {}, a string wanted", member_.substr(0, 200), what);
     if (where_ == Where::kTop) return Fail("the header is {}, an object wanted", what);
-    if (where_ == Where::kNames) return Fail("'{}' is {}, an object wanted", member_.substr(0, 200), what);
+    if (where_ == Where::kNames)
+      return Fail("'{}' is {}, an object wanted", member_.substr(0, 200), what);
     return Fail("tensor '{}': {} in '{}'", Key(), what, member_.substr(0, 200));
   }
 
@@ -159,8 +168,10 @@ class HeaderReader : public nlohmann::json_sax<json> {
   }
 
   bool AddDimension(uint64_t value) {
-    if (dimension_count_ == kMaxDimensions) return Fail("tensor '{}': more than {} dimensions", Key(), kMaxDimensions);
-    if (value > uint64_t{std::numeric_limits<int64_t>::max()}) return Fail("tensor '{}': shape overflows", Key());
+    if (dimension_count_ == kMaxDimensions)
+      return Fail("tensor '{}': more than {} dimensions", Key(), kMaxDimensions);
+    if (value > uint64_t{std::numeric_limits<int64_t>::max()})
+      return Fail("tensor '{}': shape overflows", Key());
     dimensions_[dimension_count_++] = static_cast<int64_t>(value);
     return true;
   }
@@ -186,9 +197,10 @@ class HeaderReader : public nlohmann::json_sax<json> {
 };
 
 absl::Status CheckNames(std::vector<SafetensorsTensor>& tensors) {
-  std::sort(tensors.begin(), tensors.end(), [](const auto& a, const auto& b) { return a.key < b.key; });
-  const auto twice = std::adjacent_find(tensors.begin(), tensors.end(),
-                                        [](const auto& a, const auto& b) { return a.key == b.key; });
+  std::sort(tensors.begin(), tensors.end(),
+            [](const auto& a, const auto& b) { return a.key < b.key; });
+  const auto twice = std::adjacent_find(
+      tensors.begin(), tensors.end(), [](const auto& a, const auto& b) { return a.key == b.key; });
   if (twice == tensors.end()) return absl::OkStatus();
   return Refuse("tensor '{}' is there twice", twice->key.substr(0, 200));
 }
@@ -201,27 +213,32 @@ absl::Status CheckPlaces(std::vector<SafetensorsTensor>& tensors, uint64_t data_
   uint64_t position = 0;
   for (const SafetensorsTensor& tensor : tensors) {
     const std::string key = tensor.key.substr(0, 200);
-    if (tensor.begin > tensor.end) return Refuse("tensor '{}': begins at {}, after its end {}", key, tensor.begin, tensor.end);
+    if (tensor.begin > tensor.end)
+      return Refuse("tensor '{}': begins at {}, after its end {}", key, tensor.begin, tensor.end);
     const auto bytes = BytesOf(tensor.dtype, tensor.shape);
     if (!bytes.ok()) return Annotate(bytes.status(), fmt::format("tensor '{}'", key));
     if (tensor.begin != position) {
-      return Refuse("tensor '{}': begins at {}, {} wanted (a hole or an overlap)", key, tensor.begin, position);
+      return Refuse("tensor '{}': begins at {}, {} wanted (a hole or an overlap)", key,
+                    tensor.begin, position);
     }
     if (tensor.end - tensor.begin != *bytes) {
-      return Refuse("tensor '{}': {} bytes, {} wanted for {} {}", key, tensor.end - tensor.begin, *bytes,
-                    NameOf(tensor.dtype), tensor.shape.text());
+      return Refuse("tensor '{}': {} bytes, {} wanted for {} {}", key, tensor.end - tensor.begin,
+                    *bytes, NameOf(tensor.dtype), tensor.shape.text());
     }
     position = tensor.end;
   }
-  if (position != data_bytes) return Refuse("the tensors end at {}, the data at {}", position, data_bytes);
+  if (position != data_bytes)
+    return Refuse("the tensors end at {}, the data at {}", position, data_bytes);
   return absl::OkStatus();
 }
 
 absl::StatusOr<uint64_t> HeaderBytes(std::span<const std::byte> head, uint64_t file_bytes) {
-  if (head.size() < kLengthBytes || file_bytes < kLengthBytes) return Refuse("{} bytes, at least 8 wanted", file_bytes);
+  if (head.size() < kLengthBytes || file_bytes < kLengthBytes)
+    return Refuse("{} bytes, at least 8 wanted", file_bytes);
   uint64_t length = 0;
   std::memcpy(&length, head.data(), kLengthBytes);
-  if (length > kMaxHeaderBytes) return Refuse("a header of {} bytes, at most {} wanted", length, kMaxHeaderBytes);
+  if (length > kMaxHeaderBytes)
+    return Refuse("a header of {} bytes, at most {} wanted", length, kMaxHeaderBytes);
   if (length > file_bytes - kLengthBytes) {
     return Refuse("a header of {} bytes in a file of {}", length, file_bytes);
   }
@@ -233,14 +250,17 @@ absl::Status ReadAt(int fd, std::span<std::byte> target, uint64_t offset, const 
     const ssize_t count = pread(fd, target.data(), target.size(), static_cast<off_t>(offset));
     if (count < 0 && errno == EINTR) continue;
     if (count < 0) return FileError(errno, "read", path);
-    if (count == 0) return Error(absl::StatusCode::kDataLoss, "{}: ends at {}, while it is read", path, offset);
+    if (count == 0)
+      return Error(absl::StatusCode::kDataLoss, "{}: ends at {}, while it is read", path, offset);
     target = target.subspan(static_cast<size_t>(count));
     offset += static_cast<uint64_t>(count);
   }
   return absl::OkStatus();
 }
 
-std::string Numbers(const Shape& shape) { return fmt::format("[{}]", fmt::join(shape.dimensions(), ",")); }
+std::string Numbers(const Shape& shape) {
+  return fmt::format("[{}]", fmt::join(shape.dimensions(), ","));
+}
 
 std::string MetadataText(std::span<const SafetensorsBox> boxes) {
   std::string sharding = "{";
@@ -249,15 +269,17 @@ std::string MetadataText(std::span<const SafetensorsBox> boxes) {
     sharding += fmt::format("{}:{{\"saved_offsets\":{}}}", Quoted(box.key), Numbers(box.offset));
   }
   sharding += '}';
-  return fmt::format("{}:{{\"format\":\"pt\",\"DCP_SHARDING_INFO\":{},\"DCP_VERSION\":\"1.0\"}}", Quoted(kMetadataKey),
-                     Quoted(sharding));
+  return fmt::format("{}:{{\"format\":\"pt\",\"DCP_SHARDING_INFO\":{},\"DCP_VERSION\":\"1.0\"}}",
+                     Quoted(kMetadataKey), Quoted(sharding));
 }
 
 }  // namespace
 
-absl::StatusOr<SafetensorsFile> ParseSafetensors(std::span<const std::byte> head, uint64_t file_bytes) {
+absl::StatusOr<SafetensorsFile> ParseSafetensors(std::span<const std::byte> head,
+                                                 uint64_t file_bytes) {
   OUTLAST_ASSIGN_OR_RETURN(const uint64_t length, HeaderBytes(head, file_bytes));
-  if (head.size() - kLengthBytes < length) return Refuse("{} bytes of a header of {}", head.size() - kLengthBytes, length);
+  if (head.size() - kLengthBytes < length)
+    return Refuse("{} bytes of a header of {}", head.size() - kLengthBytes, length);
   const std::string_view text(reinterpret_cast<const char*>(head.data()) + kLengthBytes, length);
   if (HasHiddenBytes(text)) return Refuse("a byte order mark or a NUL in the header");
   SafetensorsFile file;
@@ -303,7 +325,8 @@ absl::StatusOr<uint64_t> LayOut(std::vector<SafetensorsBox>& boxes) {
     more = i > 0 && boxes[i - 1].name == box.name ? more + 1 : 0;
     box.key = more == 0 ? box.name : fmt::format("{}#{}", box.name, more);
     if (more > 0 && names.contains(box.key)) {
-      return Refuse("tensor '{}': its box {} needs the name of another tensor, '{}'", box.name, more, box.key);
+      return Refuse("tensor '{}': its box {} needs the name of another tensor, '{}'", box.name,
+                    more, box.key);
     }
     OUTLAST_ASSIGN_OR_RETURN(const uint64_t bytes, BytesOf(box.dtype, box.extent));
     box.begin = position;
@@ -319,15 +342,17 @@ absl::StatusOr<std::string> BuildHeader(std::span<const SafetensorsBox> boxes) {
   std::string text = "{" + MetadataText(boxes);
   for (const SafetensorsBox& box : boxes) {
     if (!IsUtf8(box.key)) return Refuse("a tensor name is not UTF-8");
-    text += fmt::format(",{}:{{\"dtype\":\"{}\",\"shape\":{},\"data_offsets\":[{},{}]}}", Quoted(box.key),
-                        NameOf(box.dtype), Numbers(box.extent), box.begin, box.end);
+    text +=
+        fmt::format(",{}:{{\"dtype\":\"{}\",\"shape\":{},\"data_offsets\":[{},{}]}}",
+                    Quoted(box.key), NameOf(box.dtype), Numbers(box.extent), box.begin, box.end);
   }
   text += '}';
   if (text.size() > kMaxPlannedHeaderBytes) {
-    return Refuse("a header of {} bytes for {} tensors, at most {} wanted", text.size(), boxes.size(),
-                  kMaxPlannedHeaderBytes);
+    return Refuse("a header of {} bytes for {} tensors, at most {} wanted", text.size(),
+                  boxes.size(), kMaxPlannedHeaderBytes);
   }
-  const size_t whole = (kLengthBytes + text.size() + kBlockAlignment - 1) / kBlockAlignment * kBlockAlignment;
+  const size_t whole =
+      (kLengthBytes + text.size() + kBlockAlignment - 1) / kBlockAlignment * kBlockAlignment;
   text.resize(whole - kLengthBytes, ' ');
   const uint64_t length = text.size();
   std::string header(kLengthBytes, '\0');

@@ -42,7 +42,8 @@ absl::Status NotRegular(const std::string& path) {
 }
 
 absl::Status CloseChecked(UniqueFd& fd, const std::string& path) {
-  // Some file systems report a full disk or a lost write only here. EINTR leaves the descriptor closed on Linux.
+  // Some file systems report a full disk or a lost write only here. EINTR leaves the descriptor
+  // closed on Linux.
   if (close(fd.Release()) != 0 && errno != EINTR) return FileError(errno, "close", path);
   return absl::OkStatus();
 }
@@ -70,14 +71,14 @@ bool IsRefusal(int error_number) {
 absl::Status FileError(int error_number, std::string_view call, const std::string& path,
                        std::optional<uint64_t> wanted_bytes) {
   if (error_number == ELOOP) {
-    return Error(absl::StatusCode::kInvalidArgument, "{} {}: a symlink, which is not followed (errno {})", call,
-                 path, error_number);
+    return Error(absl::StatusCode::kInvalidArgument,
+                 "{} {}: a symlink, which is not followed (errno {})", call, path, error_number);
   }
   absl::Status status = ErrnoStatus(error_number, fmt::format("{} {}", call, path));
   if (error_number != ENOSPC && error_number != EDQUOT) return status;
   const auto free_bytes = FreeBytes(ParentOf(path));
-  return Error(status.code(), "{}, wanted {} bytes, {} free", MessageOf(status), wanted_bytes.value_or(0),
-               free_bytes.ok() ? std::to_string(*free_bytes) : "unknown");
+  return Error(status.code(), "{}, wanted {} bytes, {} free", MessageOf(status),
+               wanted_bytes.value_or(0), free_bytes.ok() ? std::to_string(*free_bytes) : "unknown");
 }
 
 absl::StatusOr<uint64_t> FreeBytes(const std::string& path) {
@@ -110,7 +111,8 @@ absl::StatusOr<std::vector<FolderEntry>> ListFolder(const std::string& folder) {
   }
   closedir(stream);
   if (error_number != 0) return FileError(error_number, "list", folder);
-  std::sort(entries.begin(), entries.end(), [](const auto& a, const auto& b) { return a.name < b.name; });
+  std::sort(entries.begin(), entries.end(),
+            [](const auto& a, const auto& b) { return a.name < b.name; });
   return entries;
 }
 
@@ -130,7 +132,8 @@ absl::StatusOr<std::string> ReadSmall(const std::string& path, uint64_t cap) {
   if (!S_ISREG(facts.st_mode)) return NotRegular(path);
   const auto size = static_cast<uint64_t>(facts.st_size);
   if (size > cap) {
-    return Error(absl::StatusCode::kResourceExhausted, "{}: {} bytes, at most {} wanted", path, size, cap);
+    return Error(absl::StatusCode::kResourceExhausted, "{}: {} bytes, at most {} wanted", path,
+                 size, cap);
   }
   std::string content(size, '\0');
   size_t filled = 0;
@@ -199,7 +202,8 @@ absl::Status PublishByLink(const std::string& temp, const std::string& final_pat
   return absl::OkStatus();
 }
 
-absl::Status CreateWhole(const std::string& folder, const std::string& name, std::string_view bytes) {
+absl::Status CreateWhole(const std::string& folder, const std::string& name,
+                         std::string_view bytes) {
   const std::string temp = folder + "/" + TempName(name);
   OUTLAST_RETURN_IF_ERROR(WriteNew(temp, bytes));
   absl::Status status = PublishByLink(temp, folder + "/" + name);
@@ -208,7 +212,8 @@ absl::Status CreateWhole(const std::string& folder, const std::string& name, std
   return status.ok() ? removed : status;
 }
 
-absl::Status ReplaceWhole(const std::string& folder, const std::string& name, std::string_view bytes) {
+absl::Status ReplaceWhole(const std::string& folder, const std::string& name,
+                          std::string_view bytes) {
   const std::string temp = folder + "/" + TempName(name);
   const std::string final_path = folder + "/" + name;
   OUTLAST_RETURN_IF_ERROR(WriteNew(temp, bytes));
@@ -229,7 +234,8 @@ absl::Status RemoveTree(const std::string& folder, std::string_view last) {
   struct stat facts;
   if (lstat(folder.c_str(), &facts) != 0) return FileError(errno, "stat", folder);
   if (!S_ISDIR(facts.st_mode)) {
-    return Error(absl::StatusCode::kInvalidArgument, "{}: not a folder, so it is not removed as one", folder);
+    return Error(absl::StatusCode::kInvalidArgument,
+                 "{}: not a folder, so it is not removed as one", folder);
   }
   OUTLAST_ASSIGN_OR_RETURN(const std::vector<FolderEntry> entries, ListFolder(folder));
   for (const FolderEntry& entry : entries) {
@@ -263,7 +269,8 @@ struct DirectWriter::State {
   void StartDirect();
   void StopDirect();
   void LowerPriority();
-  // Writes at the end of what is written; `padded` bytes may follow `logical` ones up to a multiple of 4096.
+  // Writes at the end of what is written; `padded` bytes may follow `logical` ones up to a multiple
+  // of 4096.
   absl::Status Write(const std::byte* data, uint64_t logical);
   absl::Status WriteBlock(const std::byte* data, uint64_t logical);
   absl::Status WriteThroughBlock(std::span<const std::byte> bytes);
@@ -272,10 +279,14 @@ struct DirectWriter::State {
 
 namespace {
 
-uint64_t RoundUp(uint64_t bytes) { return (bytes + kBlockAlignment - 1) / kBlockAlignment * kBlockAlignment; }
+uint64_t RoundUp(uint64_t bytes) {
+  return (bytes + kBlockAlignment - 1) / kBlockAlignment * kBlockAlignment;
+}
 uint64_t RoundDown(uint64_t bytes) { return bytes / kBlockAlignment * kBlockAlignment; }
 
-bool IsAligned(const void* data) { return reinterpret_cast<uintptr_t>(data) % kBlockAlignment == 0; }
+bool IsAligned(const void* data) {
+  return reinterpret_cast<uintptr_t>(data) % kBlockAlignment == 0;
+}
 
 }  // namespace
 
@@ -286,7 +297,8 @@ DirectWriter::State::~State() {
 
 void DirectWriter::State::LowerPriority() {
   old_priority = static_cast<int>(syscall(SYS_ioprio_get, IOPRIO_WHO_PROCESS, 0));
-  syscall(SYS_ioprio_set, IOPRIO_WHO_PROCESS, 0, IOPRIO_PRIO_VALUE(IOPRIO_CLASS_IDLE, 0));  // a wish
+  syscall(SYS_ioprio_set, IOPRIO_WHO_PROCESS, 0,
+          IOPRIO_PRIO_VALUE(IOPRIO_CLASS_IDLE, 0));  // a wish
 }
 
 void DirectWriter::State::StartDirect() {
@@ -316,16 +328,19 @@ absl::Status DirectWriter::State::Allocate() {
 
 absl::Status DirectWriter::State::StartWriteback(uint64_t offset, uint64_t bytes) {
   const auto sync = [&](uint64_t at, uint64_t length, unsigned flags) {
-    if (sync_file_range(fd.get(), static_cast<off_t>(at), static_cast<off_t>(length), flags) == 0) return 0;
+    if (sync_file_range(fd.get(), static_cast<off_t>(at), static_cast<off_t>(length), flags) == 0)
+      return 0;
     return errno == ENOSYS || errno == EOPNOTSUPP || errno == ESPIPE ? 0 : errno;
   };
   int error_number = sync(offset, bytes, SYNC_FILE_RANGE_WRITE);
   const uint64_t before = std::min<uint64_t>(offset, options.block_bytes);
   if (error_number == 0 && before > 0) {
     // Waits for the block before this one, so that at most two are dirty, and gives its pages back.
-    error_number = sync(offset - before, before,
-                        SYNC_FILE_RANGE_WAIT_BEFORE | SYNC_FILE_RANGE_WRITE | SYNC_FILE_RANGE_WAIT_AFTER);
-    posix_fadvise(fd.get(), static_cast<off_t>(offset - before), static_cast<off_t>(before), POSIX_FADV_DONTNEED);
+    error_number =
+        sync(offset - before, before,
+             SYNC_FILE_RANGE_WAIT_BEFORE | SYNC_FILE_RANGE_WRITE | SYNC_FILE_RANGE_WAIT_AFTER);
+    posix_fadvise(fd.get(), static_cast<off_t>(offset - before), static_cast<off_t>(before),
+                  POSIX_FADV_DONTNEED);
   }
   if (error_number != 0) return FileError(error_number, "sync", path, file_bytes);
   return absl::OkStatus();
@@ -354,7 +369,8 @@ absl::Status DirectWriter::State::Write(const std::byte* data, uint64_t logical)
 
 absl::Status DirectWriter::State::WriteBlock(const std::byte* data, uint64_t logical) {
   if (options.cancelled && options.cancelled()) {
-    return Error(absl::StatusCode::kCancelled, "write {}: cancelled after {} of {} bytes", path, written, file_bytes);
+    return Error(absl::StatusCode::kCancelled, "write {}: cancelled after {} of {} bytes", path,
+                 written, file_bytes);
   }
   OUTLAST_RETURN_IF_ERROR(Write(data, logical));
   if (mode == IoMode::kBuffered) OUTLAST_RETURN_IF_ERROR(StartWriteback(written, logical));
@@ -380,18 +396,22 @@ DirectWriter::~DirectWriter() = default;
 
 IoMode DirectWriter::mode() const { return state_->mode; }
 
-absl::StatusOr<DirectWriter> DirectWriter::Create(std::string path, uint64_t file_bytes, DirectWriteOptions options) {
+absl::StatusOr<DirectWriter> DirectWriter::Create(std::string path, uint64_t file_bytes,
+                                                  DirectWriteOptions options) {
   constexpr size_t kLargestBlock = size_t{1} << 30;
-  if (options.block_bytes == 0 || options.block_bytes % kBlockAlignment != 0 || options.block_bytes > kLargestBlock) {
-    return Error(absl::StatusCode::kInvalidArgument, "write {}: blocks of {} bytes, a multiple of 4096 up to 1 GiB wanted",
-                 path, options.block_bytes);
+  if (options.block_bytes == 0 || options.block_bytes % kBlockAlignment != 0 ||
+      options.block_bytes > kLargestBlock) {
+    return Error(absl::StatusCode::kInvalidArgument,
+                 "write {}: blocks of {} bytes, a multiple of 4096 up to 1 GiB wanted", path,
+                 options.block_bytes);
   }
   auto state = std::make_unique<State>();
   state->path = std::move(path);
   state->file_bytes = file_bytes;
   state->mode = options.mode;
   state->options = std::move(options);
-  state->fd.Reset(open(state->path.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC | O_NOFOLLOW, 0666));
+  state->fd.Reset(
+      open(state->path.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC | O_NOFOLLOW, 0666));
   if (!state->fd.is_open()) return FileError(errno, "create", state->path, file_bytes);
   OUTLAST_RETURN_IF_ERROR(state->Allocate());
   if (state->mode == IoMode::kDirect) state->StartDirect();
@@ -402,8 +422,8 @@ absl::StatusOr<DirectWriter> DirectWriter::Create(std::string path, uint64_t fil
 absl::Status DirectWriter::Append(std::span<const std::byte> bytes) {
   State& state = *state_;
   if (bytes.size() > state.file_bytes - state.written || state.written % kBlockAlignment != 0) {
-    return Error(absl::StatusCode::kInvalidArgument, "write {}: {} more bytes after {} of {}", state.path, bytes.size(),
-                 state.written, state.file_bytes);
+    return Error(absl::StatusCode::kInvalidArgument, "write {}: {} more bytes after {} of {}",
+                 state.path, bytes.size(), state.written, state.file_bytes);
   }
   while (!bytes.empty()) {
     uint64_t count = std::min<uint64_t>(bytes.size(), state.options.block_bytes);
@@ -411,8 +431,10 @@ absl::Status DirectWriter::Append(std::span<const std::byte> bytes) {
       count = RoundDown(count);  // the last part of a block goes by itself
     }
     const auto part = bytes.first(count);
-    const bool as_it_is = state.mode == IoMode::kBuffered || (IsAligned(part.data()) && count % kBlockAlignment == 0);
-    OUTLAST_RETURN_IF_ERROR(as_it_is ? state.WriteBlock(part.data(), count) : state.WriteThroughBlock(part));
+    const bool as_it_is =
+        state.mode == IoMode::kBuffered || (IsAligned(part.data()) && count % kBlockAlignment == 0);
+    OUTLAST_RETURN_IF_ERROR(as_it_is ? state.WriteBlock(part.data(), count)
+                                     : state.WriteThroughBlock(part));
     bytes = bytes.subspan(count);
   }
   return absl::OkStatus();
@@ -421,11 +443,12 @@ absl::Status DirectWriter::Append(std::span<const std::byte> bytes) {
 absl::Status DirectWriter::Finish() {
   State& state = *state_;
   if (state.written != state.file_bytes) {
-    return Error(absl::StatusCode::kInvalidArgument, "write {}: {} bytes came, {} were announced", state.path,
-                 state.written, state.file_bytes);
+    return Error(absl::StatusCode::kInvalidArgument, "write {}: {} bytes came, {} were announced",
+                 state.path, state.written, state.file_bytes);
   }
   const int fd = state.fd.get();
-  if (ftruncate(fd, static_cast<off_t>(state.file_bytes)) != 0) return FileError(errno, "truncate", state.path);
+  if (ftruncate(fd, static_cast<off_t>(state.file_bytes)) != 0)
+    return FileError(errno, "truncate", state.path);
   if (fdatasync(fd) != 0) return FileError(errno, "fdatasync", state.path, state.file_bytes);
   const absl::Status closed = CloseChecked(state.fd, state.path);
   if (!closed.ok()) {
