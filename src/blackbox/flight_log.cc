@@ -61,20 +61,18 @@ FlightLog::~FlightLog() {
 
 void FlightLog::Record(const FlightEvent& event) {
   if (ring_ == nullptr) return;
-  FlightRecord record = {.seq = next_seq_,
-                         .t_ns = event.t_ns,
-                         .kind = static_cast<uint16_t>(event.kind),
-                         .comm = event.comm,
-                         .signature = event.signature,
-                         .op_seq = event.op_seq,
-                         .bytes = event.bytes,
-                         .aux = event.aux,
-                         .call_site = event.call_site,
-                         .thread = thread_,
-                         .generation = static_cast<uint32_t>(LoadWord(header_->generation)),
-                         .crc = 0};
-  record.crc = blackbox::RecordCrc(record);
-  blackbox::StoreRecord(&ring_[(next_seq_ - 1) % kFlightRecordsPerRing], record);
+  // Packed by hand: a struct's small stores would stall the word loads that follow.
+  blackbox::WordsOf<FlightRecord> words = {
+      next_seq_,
+      event.t_ns,
+      uint64_t{static_cast<uint16_t>(event.kind)} | uint64_t{event.comm} << 16 | uint64_t{event.signature} << 32,
+      event.op_seq,
+      event.bytes,
+      event.aux,
+      uint64_t{event.call_site} | uint64_t{thread_} << 32,
+      LoadWord(header_->generation) & 0xffffffff};
+  words.back() |= uint64_t{blackbox::CrcOfWords(words)} << 32;
+  blackbox::StoreWords(&ring_[(next_seq_ - 1) % kFlightRecordsPerRing], words);
   ++next_seq_;
 }
 

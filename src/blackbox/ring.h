@@ -2,18 +2,18 @@
 // (n - 1) % size.
 #pragma once
 
+#include <bit>
 #include <cstdint>
-#include <optional>
 #include <span>
 
+#include "blackbox/record_crc.h"
 #include "blackbox/words.h"
-#include "outlast/base/crc32c.h"
 
 namespace outlast::blackbox {
 
 template <typename Record>
 uint32_t RecordCrc(const Record& record) {
-  return Crc32c(std::as_bytes(std::span(&record, 1)).first(sizeof(Record) - sizeof(uint32_t)));
+  return CrcOfWords(std::bit_cast<WordsOf<Record>>(record));
 }
 
 // Whether `record`, found at `index`, is whole and in its place.

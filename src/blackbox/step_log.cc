@@ -11,11 +11,12 @@ StepLogWriter::StepLogWriter(Segment& segment) {
   next_seq_ = blackbox::NextSeq(std::span<const StepRecord>(ring_));
 }
 
-uint64_t StepLogWriter::Append(StepRecord record) {
-  record.seq = next_seq_;
-  record.zero = 0;
-  record.crc = blackbox::RecordCrc(record);
-  blackbox::StoreRecord(&ring_[(next_seq_ - 1) % kStepRecords], record);
+uint64_t StepLogWriter::Append(const StepRecord& record) {
+  auto words = std::bit_cast<blackbox::WordsOf<StepRecord>>(record);
+  words.front() = next_seq_;
+  words.back() &= 0xffff;  // of the last word only the flags are the caller's
+  words.back() |= uint64_t{blackbox::CrcOfWords(words)} << 32;
+  blackbox::StoreWords(&ring_[(next_seq_ - 1) % kStepRecords], words);
   return next_seq_++;
 }
 

@@ -32,11 +32,14 @@ T LoadRecord(const void* source) {
   return std::bit_cast<T>(words);
 }
 
+inline void StoreWords(void* target, std::span<const uint64_t> words) {
+  for (size_t i = 0; i < words.size(); ++i) StoreWordAt(static_cast<std::byte*>(target) + 8 * i, words[i]);
+}
+
 template <typename T>
 void StoreRecord(void* target, const T& record) {
   static_assert(std::is_trivially_copyable_v<T> && sizeof(T) % 8 == 0);
-  const auto words = std::bit_cast<WordsOf<T>>(record);
-  for (size_t i = 0; i < words.size(); ++i) StoreWordAt(static_cast<std::byte*>(target) + 8 * i, words[i]);
+  StoreWords(target, std::bit_cast<WordsOf<T>>(record));
 }
 
 }  // namespace outlast::blackbox

@@ -92,7 +92,6 @@ class FlightLog {
   const SegmentHeader* header_ = nullptr;
   std::atomic<uint32_t>* claimed_ = nullptr;
   uint64_t next_seq_ = 1;
-  uint64_t mask_ = 0;
   uint32_t ring_number_ = 0;
   uint32_t thread_ = 0;
 };

@@ -41,7 +41,7 @@ class StepLogWriter {
   explicit StepLogWriter(Segment& segment);
 
   // Stores `record` with the next seq, which is returned, and its CRC. About 30 ns.
-  uint64_t Append(StepRecord record);
+  uint64_t Append(const StepRecord& record);
 
  private:
   std::span<StepRecord> ring_;
