@@ -196,7 +196,7 @@ struct CheckpointReader::Demand {
   void Take(uint64_t from, std::span<const std::byte> block) {
     const uint64_t until = from + block.size();
     for (; !runs.done(); runs.Next()) {
-      const BoxStretch run = runs.run();
+      const BoxStretch run = runs.stretch();
       const uint64_t first = std::max(base + run.from, from);
       const uint64_t last = std::min(base + run.from + run.bytes, until);
       if (first < last) {
@@ -361,7 +361,7 @@ absl::Status CheckpointReader::ReadRegions(std::span<const Region> regions, IoMo
       covered += bytes;
       const Receipt& receipt = receipts_[part.rank];
       const uint64_t base = receipt.file->bytes - receipt.data_bytes() + part.begin;
-      const uint64_t begin = base + runs.run().from, end = base + runs.end();
+      const uint64_t begin = base + runs.stretch().from, end = base + runs.end();
       by_rank[part.rank].push_back({base, begin, end, std::move(runs), region.bytes});
     }
     if (covered != region.bytes.size()) {
