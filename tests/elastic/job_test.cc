@@ -295,6 +295,19 @@ TEST(Job, LateEventsOfAnOldIncarnationAreIgnored) {
   EXPECT_EQ(bench.job.faults().size(), 1u);
 }
 
+TEST(Job, ASurvivorIsBackOnlyWhenItLeftTheAbortedGeneration) {
+  Bench bench({.world = 2});
+  bench.EnterAll();
+  bench.Lose(kKill9);
+  bench.End(1, {.code = 3});
+  bench.Pass(absl::Seconds(1));
+  bench.Enter(1);
+  bench.Stage(0, 1);  // an old report
+  EXPECT_EQ(bench.job.phase(), JobPhase::kReforming);
+  bench.Stage(0, 2);
+  EXPECT_EQ(bench.job.generation(), 3u);
+}
+
 TEST(Job, ASlotWhoseBodyFinishedIsNoMemberOfTheNextGeneration) {
   Bench bench({.world = 3});
   bench.EnterAll();
