@@ -726,7 +726,7 @@ void SaveService::CountVotes() {
 // The trainers may still be running: a pin either finds the snapshot that was read, or another one is looked for.
 void SaveService::OnPersistCommon(const std::string& reason) {
   constexpr int kTries = 100;
-  if (!opened_ || buffers_.empty()) return keeper_.Dispatch(StopPersisted{0, false});
+  if (!is_saving()) return;
   for (int i = 0; i < kTries; ++i) {
     const std::optional<Common> common = FindCommon();
     if (!common) break;

@@ -58,6 +58,7 @@ class SaveService final : public KeeperExtension {
   void OnAbort(uint64_t generation) override;
   void OnCommit(const CommitGeneration& commit) override;
   void OnWorkerEnded(int slot) override;
+  bool is_saving() const override { return opened_ != nullptr && !buffers_.empty(); }
   void OnPersistCommon(const std::string& reason) override;
 
   // All workers have ended: writes the newest snapshot that all ranks have, if it is newer than what is on disk, and waits.

@@ -301,8 +301,11 @@ void Snapshotter::Complete() {
 }
 
 bool Snapshotter::Finish() {
-  if (!is_running()) return false;
-  CopyChunks();
+  {
+    MutexLock lock(mutex_);
+    if (!active_ && !copier_busy_) return succeeded_;
+  }
+  if (is_running()) CopyChunks();
   const absl::Duration deadline = Clock::Real().Uptime() + options_.stall_limit;
   MutexLock lock(mutex_);
   while (active_ || copier_busy_) {

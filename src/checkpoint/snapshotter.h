@@ -74,8 +74,8 @@ class Snapshotter {
   };
   // Begins a snapshot (kEager: and ends it). False: no buffer is free. The running one must have been finished or given up.
   absl::StatusOr<bool> Begin(const Request& request, const StateView& state);
-  // Returns when nothing of the trainer's memory is needed any more. True: sealed; false: given up (abort, stall limit), or
-  // none was running.
+  // Returns when nothing of the trainer's memory is needed any more. True: the last one begun is sealed; false: it was given
+  // up (abort, stall limit), or there was none.
   bool Finish();
   // Ends a running snapshot without sealing it.
   void GiveUp();

@@ -104,6 +104,7 @@ class Keeper::Impl {
   void CaptureDone(const std::vector<int>& slots);
   void AskRanksToStop(const AskStop& stop);
   void SendStop(int slot);
+  bool is_saving() const;
   void Persist(const PersistCommon& persist);
   void Arm(const ArmTimer& arm);
   void Disarm(uint64_t timer);
@@ -323,8 +324,12 @@ void Keeper::Impl::SendStop(int slot) {
   Send(slot, {.kind = MessageKind::kStop, .payload = PayloadWriter().Int(stop_->step).Text(stop_->reason).bytes()}, {});
 }
 
+bool Keeper::Impl::is_saving() const {
+  return std::any_of(extensions_.begin(), extensions_.end(), [](const KeeperExtension* extension) { return extension->is_saving(); });
+}
+
 void Keeper::Impl::Persist(const PersistCommon& persist) {
-  if (extensions_.empty()) return Dispatch(StopPersisted{.step = 0, .durable = false});
+  if (!is_saving()) return Dispatch(StopPersisted{.step = 0, .durable = false});
   for (KeeperExtension* extension : extensions_) extension->OnPersistCommon(persist.reason);
 }
 
@@ -435,7 +440,7 @@ absl::Status Keeper::Impl::HandleEvent(int number, const Message& message) {
   const auto step = reader.Int<int64_t>();
   if (!reader.ok()) return Malformed(message);
   Dispatch(WorkerStopped{number, slot.incarnation, step});
-  if (extensions_.empty()) Dispatch(StopPersisted{.step = step, .durable = false});  // nobody here writes it
+  if (!is_saving()) Dispatch(StopPersisted{.step = step, .durable = false});  // nobody here writes it
   return absl::OkStatus();
 }
 

@@ -60,7 +60,9 @@ class KeeperExtension {
   // Every member is staged and quiet: nothing writes shared memory until the members hear of `commit`.
   virtual void OnCommit(const CommitGeneration& commit) = 0;
   virtual void OnWorkerEnded(int slot) = 0;
-  // Persist the newest snapshot that all ranks have; calls keeper.Dispatch(StopPersisted) when done.
+  // It writes saves: then it owes a Dispatch(StopPersisted) after each agreed stop and each OnPersistCommon.
+  virtual bool is_saving() const = 0;
+  // Persist the newest snapshot that all ranks have.
   virtual void OnPersistCommon(const std::string& reason) = 0;
 };
 

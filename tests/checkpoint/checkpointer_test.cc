@@ -1,0 +1,344 @@
+#include "outlast/checkpoint/checkpointer.h"
+
+#include <gtest/gtest.h>
+#include <unistd.h>
+
+#include <atomic>
+#include <cstdlib>
+#include <filesystem>
+#include <numeric>
+#include <string>
+#include <vector>
+
+#include "checkpoint/root.h"
+#include "checkpoint/save_service.h"
+#include "outlast/base/status.h"
+#include "outlast/run/collectives.h"
+#include "outlast/run/run.h"
+#include "outlast/testing/local_world.h"
+
+namespace outlast {
+namespace {
+
+namespace fs = std::filesystem;
+using testing::LocalWorld;
+using testing::LocalWorldOptions;
+using testing::LocalWorldResult;
+
+class TempFolder {
+ public:
+  TempFolder() {
+    std::string name = (fs::temp_directory_path() / "outlast-test-XXXXXX").string();
+    path_ = mkdtemp(name.data());
+  }
+  ~TempFolder() { fs::remove_all(path_); }
+  std::string operator/(std::string_view name) const { return (path_ / name).string(); }
+
+ private:
+  fs::path path_;
+};
+
+// A data-parallel trainer whose state is a pure function of the step: weights[i] = sum over steps s < step of (s + i).
+class Toy {
+ public:
+  explicit Toy(size_t size = 50'000) : weights_(size, 0) {}
+
+  StateView State() {
+    StateView state;
+    const Shape shape{static_cast<int64_t>(weights_.size())};
+    state.regions.push_back({"weights", DType::kF32, shape, {}, shape, std::as_writable_bytes(std::span(weights_))});
+    const Shape scalar;
+    state.regions.push_back({"step", DType::kI64, scalar, {}, scalar, std::as_writable_bytes(std::span(&step_, 1)), RegionKind::kEager});
+    state.extras["cursor"] = "{\"step\":" + std::to_string(step_) + "}";
+    return state;
+  }
+  void Update(int64_t step) {
+    for (size_t i = 0; i < weights_.size(); ++i) weights_[i] += static_cast<float>((step + static_cast<int64_t>(i)) % 7);
+    step_ = step + 1;
+  }
+  bool IsStateOf(int64_t step) const {
+    Toy fresh(weights_.size());
+    for (int64_t s = 0; s < step; ++s) fresh.Update(s);
+    return fresh.weights_ == weights_ && step_ == step;
+  }
+
+ private:
+  std::vector<float> weights_;
+  int64_t step_ = 0;
+};
+
+struct JobSpec {
+  int ranks = 2;
+  int64_t steps = 30;
+  CheckpointerOptions checkpoints;
+  SaveServiceOptions service;
+  // Called by each rank before the update of each step.
+  std::function<void(LocalWorld&, Run&, int64_t step)> at_step = [](LocalWorld&, Run&, int64_t) {};
+  JobOptions job;
+};
+
+struct Seen {
+  LocalWorldResult result;
+  std::atomic<int> wrong_states{0};
+  std::atomic<int> finished{0};
+  std::vector<std::string> restored_from;  // by restore of rank 0
+  std::vector<int64_t> restored_steps;
+  std::vector<std::string> notes;
+  std::vector<std::string> failures;
+  std::vector<int64_t> durable;
+  std::function<void(int64_t step)> on_durable = [](int64_t) {};
+  std::atomic<int64_t> skipped{0};
+};
+
+void RunJob(JobSpec spec, Seen& seen) {
+  std::unique_ptr<SaveService> service;
+  LocalWorldOptions options;
+  options.job = spec.job;
+  options.prepare = [&](Keeper& keeper) {
+    spec.service.observer.on_note = [&](const std::string& line) { seen.notes.push_back(line); };
+    spec.service.observer.on_failed = [&](int64_t, const absl::Status& error) { seen.failures.emplace_back(MessageOf(error)); };
+    spec.service.observer.on_durable = [&](int64_t step, const PersistResult&) {
+      seen.durable.push_back(step);
+      seen.on_durable(step);
+    };
+    service = std::make_unique<SaveService>(keeper, spec.service);
+    keeper.Attach(service.get());
+  };
+  options.finish = [&](Keeper& keeper) {
+    keeper.Detach(service.get());
+    service.reset();
+  };
+  LocalWorld world(spec.ranks, options);
+  seen.result = world.Run([&](Run& run) -> absl::Status {
+    Toy toy;
+    OUTLAST_ASSIGN_OR_RETURN(const auto checkpoints, Checkpointer::Open(run, spec.checkpoints));
+    const absl::Status status = run.ForEachGeneration([&](Generation& generation) -> absl::Status {
+      OUTLAST_ASSIGN_OR_RETURN(auto group, ShmGroup::Make(generation, run, "grads", 4096));
+      OUTLAST_ASSIGN_OR_RETURN(int64_t step, checkpoints->Restore(toy.State()));
+      if (step == 0) toy = Toy();
+      if (!toy.IsStateOf(step)) ++seen.wrong_states;
+      if (run.rank() == 0) {
+        seen.restored_from.push_back(checkpoints->stats().restored_from);
+        seen.restored_steps.push_back(step);
+      }
+      if (step > 0 && checkpoints->restored_extras().at("cursor") != "{\"step\":" + std::to_string(step) + "}") ++seen.wrong_states;
+      for (; step < spec.steps; ++step) {
+        OUTLAST_RETURN_IF_ERROR(generation.Check());
+        spec.at_step(world, run, step);
+        OUTLAST_RETURN_IF_ERROR(group.Barrier());
+        OUTLAST_RETURN_IF_ERROR(checkpoints->BeforeUpdate());
+        toy.Update(step);
+        OUTLAST_RETURN_IF_ERROR(checkpoints->SaveIfDue(step + 1, toy.State()));
+      }
+      OUTLAST_RETURN_IF_ERROR(checkpoints->Finish(spec.steps, toy.State()));
+      ++seen.finished;
+      return absl::OkStatus();
+    });
+    seen.skipped += checkpoints->stats().skipped;
+    return status;
+  });
+}
+
+std::vector<int64_t> CommittedSteps(const std::string& root) {
+  RootOptions options;
+  options.access = Access::kRead;
+  const Listing listing = Root::Open(root, options).value()->List().value();
+  std::vector<int64_t> steps;
+  for (const size_t index : ResolveChain(listing.checkpoints).members) steps.push_back(listing.checkpoints[index].step);
+  return steps;
+}
+
+TEST(Checkpointer, SavesTheLastStepInFinish) {
+  TempFolder folder;
+  Seen seen;
+  RunJob({.steps = 7, .checkpoints = {.uri = folder / "root"}}, seen);
+  EXPECT_EQ(seen.result.exit_code, 0) << seen.result.reason;
+  EXPECT_EQ(seen.finished, 2);
+  EXPECT_EQ(CommittedSteps(folder / "root"), std::vector<int64_t>{7});
+}
+
+TEST(Checkpointer, SavesAtItsCadenceAndKeepsTheLast) {
+  TempFolder folder;
+  Seen seen;
+  RunJob({.steps = 30,
+          .checkpoints = {.uri = folder / "root", .every = Every::Steps(5), .keep_last = 2},
+          .at_step = [](LocalWorld&, outlast::Run&, int64_t) { usleep(2000); }},
+         seen);
+  EXPECT_EQ(seen.result.exit_code, 0) << seen.result.reason;
+  const std::vector<int64_t> kept = CommittedSteps(folder / "root");
+  ASSERT_EQ(kept.size(), 2u);
+  EXPECT_EQ(kept[0], 30);
+  EXPECT_EQ(kept[1] % 5, 0);
+  EXPECT_GE(seen.durable.size(), 2u);
+}
+
+TEST(Checkpointer, GoesOnFromMemoryWhenARankIsKilled) {
+  TempFolder folder;
+  Seen seen;
+  std::atomic<bool> killed{false};
+  RunJob({.ranks = 3,
+          .steps = 40,
+          .checkpoints = {.uri = folder / "root", .every = Every::Steps(1000)},
+          .at_step =
+              [&](LocalWorld& world, outlast::Run& run, int64_t step) {
+                if (run.rank() == 1 && step == 20 && !killed.exchange(true)) world.KillRank(1);
+              }},
+         seen);
+  EXPECT_EQ(seen.result.exit_code, 0) << seen.result.reason;
+  EXPECT_EQ(seen.wrong_states, 0);
+  ASSERT_EQ(seen.restored_steps.size(), 2u);
+  EXPECT_EQ(seen.restored_steps[0], 0);
+  EXPECT_GE(seen.restored_steps[1], 19);
+  EXPECT_LE(seen.restored_steps[1], 20);
+  EXPECT_TRUE(seen.restored_from[1] == "live" || seen.restored_from[1] == "memory") << seen.restored_from[1];
+  EXPECT_EQ(CommittedSteps(folder / "root"), std::vector<int64_t>{40});
+}
+
+TEST(Checkpointer, ASecondInvocationGoesOnFromDisk) {
+  TempFolder folder;
+  Seen first, second;
+  RunJob({.steps = 10, .checkpoints = {.uri = folder / "root"}}, first);
+  RunJob({.ranks = 3, .steps = 20, .checkpoints = {.uri = folder / "root"}}, second);  // another world size too
+  EXPECT_EQ(second.result.exit_code, 0) << second.result.reason;
+  EXPECT_EQ(second.restored_steps, std::vector<int64_t>{10});
+  EXPECT_EQ(second.restored_from, std::vector<std::string>{"disk"});
+  EXPECT_EQ(second.wrong_states, 0);
+  EXPECT_EQ(CommittedSteps(folder / "root"), (std::vector<int64_t>{20, 10}));
+}
+
+TEST(Checkpointer, AFreshStartRestoresNothingAndBeginsAChainOfItsOwn) {
+  TempFolder folder;
+  Seen first, second;
+  RunJob({.steps = 10, .checkpoints = {.uri = folder / "root"}}, first);
+  RunJob({.steps = 5, .checkpoints = {.uri = folder / "root"}, .service = {.fresh = true}}, second);
+  EXPECT_EQ(second.restored_steps, std::vector<int64_t>{0});
+  EXPECT_EQ(second.wrong_states, 0);
+  EXPECT_EQ(CommittedSteps(folder / "root"), std::vector<int64_t>{5});
+}
+
+TEST(Checkpointer, FallsBackTogetherPastADamagedCheckpoint) {
+  TempFolder folder;
+  Seen first, second;
+  RunJob({.steps = 10, .checkpoints = {.uri = folder / "root"}}, first);
+  Seen more;
+  RunJob({.steps = 20, .checkpoints = {.uri = folder / "root"}}, more);
+  for (const auto& entry : fs::directory_iterator(folder / "root")) {
+    if (entry.path().filename().string().starts_with("step-000000000020")) {
+      const std::string shard = entry.path() / "w00000.safetensors";
+      FILE* file = fopen(shard.c_str(), "r+b");
+      ASSERT_NE(file, nullptr);
+      fseek(file, 5000, SEEK_SET);
+      fputc(0x5a, file);
+      fclose(file);
+    }
+  }
+  RunJob({.ranks = 3, .steps = 25, .checkpoints = {.uri = folder / "root"}}, second);
+  EXPECT_EQ(second.result.exit_code, 0) << second.result.reason;
+  EXPECT_EQ(second.restored_steps, std::vector<int64_t>{10});
+  EXPECT_EQ(second.wrong_states, 0);
+  EXPECT_FALSE(second.notes.empty());
+}
+
+TEST(Checkpointer, AStopSavesTheAgreedStep) {
+  TempFolder folder;
+  Seen seen;
+  std::atomic<bool> asked{false};
+  RunJob({.ranks = 3,
+          .steps = 100000,
+          .checkpoints = {.uri = folder / "root", .every = Every::Steps(1000000)},
+          .at_step =
+              [&](LocalWorld& world, outlast::Run& run, int64_t step) {
+                usleep(500);
+                if (run.rank() == 2 && step == 15 && !asked.exchange(true)) world.AskStop();
+              }},
+         seen);
+  EXPECT_EQ(seen.result.exit_code, 80) << seen.result.reason;
+  const std::vector<int64_t> steps = CommittedSteps(folder / "root");
+  ASSERT_EQ(steps.size(), 1u);
+  EXPECT_GE(steps[0], 16);
+}
+
+TEST(Checkpointer, AFailedSaveNeverKillsTraining) {
+  TempFolder folder;
+  Seen seen;
+  const std::string root = folder / "root";
+  std::atomic<bool> broken{false};
+  RunJob({.ranks = 2,
+          .steps = 30,
+          .checkpoints = {.uri = root, .every = Every::Steps(5)},
+          .at_step =
+              [&](LocalWorld&, outlast::Run& run, int64_t step) {
+                usleep(3000);
+                // A file where the next folder's entry is synced: every save fails from here to step 20.
+                if (run.rank() == 0 && step == 7 && !broken.exchange(true)) fs::rename(root, root + ".gone");
+                if (run.rank() == 0 && step == 20 && fs::exists(root + ".gone")) {
+                  fs::remove_all(root);
+                  fs::rename(root + ".gone", root);
+                }
+              }},
+         seen);
+  EXPECT_EQ(seen.result.exit_code, 0) << seen.result.reason;
+  EXPECT_FALSE(seen.failures.empty());
+  EXPECT_EQ(CommittedSteps(root).front(), 30);
+}
+
+TEST(Checkpointer, RefusesARootThatCannotBeOpened) {
+  Seen seen;
+  RunJob({.steps = 3, .checkpoints = {.uri = "/proc/outlast-cannot-be-made"}}, seen);
+  EXPECT_EQ(seen.result.exit_code, 85) << seen.result.reason;
+  EXPECT_NE(seen.result.reason.find("/proc/outlast-cannot-be-made"), std::string::npos) << seen.result.reason;
+}
+
+TEST(Checkpointer, RefusesBadOptionsByName) {
+  const auto run = outlast::Run::Join().value();
+  EXPECT_NE(MessageOf(Checkpointer::Open(*run, {}).status()).find("uri"), std::string_view::npos);
+  EXPECT_NE(MessageOf(Checkpointer::Open(*run, {.uri = "/tmp/x", .keep_last = 0}).status()).find("keep_last"), std::string_view::npos);
+  EXPECT_NE(MessageOf(Checkpointer::Open(*run, {.uri = "/tmp/x", .buffers = 7}).status()).find("buffers"), std::string_view::npos);
+}
+
+TEST(Checkpointer, WorksAsAWorldOfOneWithoutAnAgent) {
+  TempFolder folder;
+  for (int64_t last : {6, 12}) {
+    const auto run = outlast::Run::Join().value();
+    Toy toy;
+    const auto checkpoints = Checkpointer::Open(*run, {.uri = folder / "root", .every = Every::Steps(3)}).value();
+    const absl::Status status = run->ForEachGeneration([&](Generation&) -> absl::Status {
+      OUTLAST_ASSIGN_OR_RETURN(int64_t step, checkpoints->Restore(toy.State()));
+      EXPECT_EQ(step, last - 6);
+      EXPECT_TRUE(toy.IsStateOf(step));
+      for (; step < last; ++step) {
+        OUTLAST_RETURN_IF_ERROR(checkpoints->BeforeUpdate());
+        toy.Update(step);
+        OUTLAST_RETURN_IF_ERROR(checkpoints->SaveIfDue(step + 1, toy.State()));
+      }
+      return checkpoints->Finish(last, toy.State());
+    });
+    EXPECT_TRUE(status.ok()) << status;
+  }
+  EXPECT_EQ(CommittedSteps(folder / "root").front(), 12);
+}
+
+// Each kill waits for a new checkpoint, so that the budgets are refunded and no back-off slows the test.
+TEST(Checkpointer, SurvivesManyKillsAtRandomMoments) {
+  TempFolder folder;
+  Seen seen;
+  std::atomic<int> kills{0};
+  std::atomic<int64_t> newest_durable{0}, durable_at_kill{0};
+  JobSpec spec{.ranks = 4, .steps = 400, .checkpoints = {.uri = folder / "root", .every = Every::Steps(7)}};
+  spec.job.restarts_per_hour_limit = 1000;
+  seen.on_durable = [&](int64_t step) { newest_durable = step; };
+  spec.at_step = [&](LocalWorld& world, outlast::Run& run, int64_t step) {
+    usleep(100);
+    if (run.rank() != static_cast<int>(step % 4) || newest_durable <= durable_at_kill || step % 13 != 5) return;
+    durable_at_kill = newest_durable.load();
+    ++kills;
+    world.KillRank(static_cast<int>((step / 4) % 4));
+  };
+  RunJob(spec, seen);
+  EXPECT_EQ(seen.result.exit_code, 0) << seen.result.reason;
+  EXPECT_EQ(seen.wrong_states, 0);
+  EXPECT_GE(kills, 3);
+}
+
+}  // namespace
+}  // namespace outlast
