@@ -1,5 +1,5 @@
-// What the black box costs the step path. Targets: a flight record with its CRC 30 ns, a step record 30 ns, the clock
-// apart.
+// What the black box costs the step path. Targets: a flight record with its CRC 30 ns, a step
+// record 30 ns, the clock apart.
 #include <benchmark/benchmark.h>
 
 #include <memory>
@@ -30,7 +30,8 @@ BENCHMARK(BM_CreateSegment);
 void BM_FlightRecord(benchmark::State& state) {
   Segment segment = MakeSegment();
   FlightLog log = FlightLog::ForThisThread(segment);
-  FlightEvent event = {.kind = FlightKind::kEntered, .comm = 1, .signature = 7, .bytes = 4096, .call_site = 12};
+  FlightEvent event = {
+      .kind = FlightKind::kEntered, .comm = 1, .signature = 7, .bytes = 4096, .call_site = 12};
   for (auto _ : state) {
     ++event.op_seq;
     ++event.t_ns;
@@ -42,7 +43,8 @@ BENCHMARK(BM_FlightRecord);
 void BM_StepAppend(benchmark::State& state) {
   Segment segment = MakeSegment();
   StepLogWriter log(segment);
-  StepRecord record = {.step = 1, .start_ns = 2, .end_ns = 3, .data_ns = 4, .tokens_real = 8192, .generation = 1};
+  StepRecord record = {
+      .step = 1, .start_ns = 2, .end_ns = 3, .data_ns = 4, .tokens_real = 8192, .generation = 1};
   for (auto _ : state) {
     ++record.step;
     benchmark::DoNotOptimize(log.Append(record));
@@ -65,7 +67,8 @@ BENCHMARK(BM_SectionOpenAndClose);
 void BM_EnterOperation(benchmark::State& state) {
   Segment segment = MakeSegment();
   const std::vector<uint32_t> members = {0, 1, 2, 3};
-  CommCell comm = CommCell::Open(segment, {.id_hash = 5, .members = members, .kind = CommKind::kWorld}).value();
+  CommCell comm =
+      CommCell::Open(segment, {.id_hash = 5, .members = members, .kind = CommKind::kWorld}).value();
   OperationSignature operation = {.function = 4, .datatype = 7, .known = 31, .count = 1};
   uint64_t now = 0;
   for (auto _ : state) {

@@ -12,8 +12,8 @@ namespace outlast::blackbox {
 // What Create writes into the header: table, areas and segment_bytes.
 void LayOutAreas(SegmentHeader& header);
 
-// Checks the header at the start of `bytes`, and its area table, against the bytes that there are. The header is copied
-// once: it may be changing under a hostile writer.
+// Checks the header at the start of `bytes`, and its area table, against the bytes that there are.
+// The header is copied once: it may be changing under a hostile writer.
 absl::StatusOr<SegmentAreas> CheckAreas(std::span<const std::byte> bytes);
 
 // Whether this version may write with these areas: all there, rows of the sizes that it knows.

@@ -11,7 +11,8 @@
 namespace outlast {
 namespace {
 
-constexpr std::string_view kKindNames[] = {"unknown", "world", "data", "tensor", "pipeline", "expert", "other"};
+constexpr std::string_view kKindNames[] = {"unknown",  "world",  "data", "tensor",
+                                           "pipeline", "expert", "other"};
 constexpr std::string_view kStateNames[] = {"free", "init", "ready", "failed", "aborted", "closed"};
 
 template <size_t n>
@@ -44,7 +45,8 @@ void GiveBackRow(std::atomic<uint64_t>* claims, size_t row) {
   claims[row / 64].fetch_and(~(uint64_t{1} << row % 64), std::memory_order_release);
 }
 
-// A comm row that was never used, else the one that was left longest ago: readers keep its history longest.
+// A comm row that was never used, else the one that was left longest ago: readers keep its history
+// longest.
 int ClaimCommRow(std::span<CommRow> rows, std::atomic<uint64_t>* claims) {
   return ClaimRow(claims, [rows](const auto& is_claimed) {
     int best = -1;
@@ -84,7 +86,7 @@ void FillRow(CommRow& target, const CommInfo& info, uint64_t members) {
   row.state = static_cast<uint8_t>(CommState::kInit);
   row.launched_seq = row.started_seq = row.done_seq = kUnknownSeq;
   row.oldest_kept_seq = 1;
-  std::memcpy(row.name, info.name.data(), std::min(info.name.size(), sizeof(row.name) - 1));
+  info.name.copy(row.name, sizeof(row.name) - 1);
   StoreWord(target.id_hash, 0);
   blackbox::StoreRecord(&target, row);
   StoreWord(target.id_hash, info.id_hash);
@@ -92,14 +94,19 @@ void FillRow(CommRow& target, const CommInfo& info, uint64_t members) {
 
 }  // namespace
 
-std::string_view CommKindName(CommKind kind) { return NameIn(kKindNames, static_cast<uint8_t>(kind)); }
-std::string_view CommStateName(CommState state) { return NameIn(kStateNames, static_cast<uint8_t>(state)); }
+std::string_view CommKindName(CommKind kind) {
+  return NameIn(kKindNames, static_cast<uint8_t>(kind));
+}
+std::string_view CommStateName(CommState state) {
+  return NameIn(kStateNames, static_cast<uint8_t>(state));
+}
 
 uint64_t Signature(const OperationSignature& operation) {
   struct {
     SignatureTail tail;
     uint64_t count;
-  } const hashed = {{operation.function, operation.datatype, operation.reduction, operation.known, operation.root},
+  } const hashed = {{operation.function, operation.datatype, operation.reduction, operation.known,
+                     operation.root},
                     operation.count};
   static_assert(sizeof(hashed) == 16);
   return Fnv1a64({reinterpret_cast<const char*>(&hashed), sizeof(hashed)});
@@ -110,23 +117,27 @@ bool Agree(const OperationSignature& a, const OperationSignature& b) {
   return ((both & kKnowsFunction) == 0 || a.function == b.function) &&
          ((both & kKnowsDatatype) == 0 || a.datatype == b.datatype) &&
          ((both & kKnowsReduction) == 0 || a.reduction == b.reduction) &&
-         ((both & kKnowsRoot) == 0 || a.root == b.root) && ((both & kKnowsCount) == 0 || a.count == b.count);
+         ((both & kKnowsRoot) == 0 || a.root == b.root) &&
+         ((both & kKnowsCount) == 0 || a.count == b.count);
 }
 
 absl::StatusOr<CommCell> CommCell::Open(Segment& segment, const CommInfo& info) {
   if (info.id_hash == 0) {
-    return Error(absl::StatusCode::kInvalidArgument, "communicator '{}': id 0 stands for a free row", info.name);
+    return Error(absl::StatusCode::kInvalidArgument,
+                 "communicator '{}': id 0 stands for a free row", info.name);
   }
   std::atomic<uint64_t>* claims = segment.claims_->comms.data();
   const int index = ClaimCommRow(segment.comms(), claims);
   if (index < 0) {
-    return Error(absl::StatusCode::kResourceExhausted, "communicator '{}': all {} rows of the black box are in use",
-                 info.name, kCommRows);
+    return Error(absl::StatusCode::kResourceExhausted,
+                 "communicator '{}': all {} rows of the black box are in use", info.name,
+                 kCommRows);
   }
   const std::span<SignatureRow> signatures = segment.signatures(static_cast<size_t>(index));
   for (SignatureRow& row : signatures) StoreWord(row.op_seq, 0);
   FillRow(segment.comms()[static_cast<size_t>(index)], info, segment.InternMembers(info.members));
-  return CommCell(&segment.comms()[static_cast<size_t>(index)], signatures, claims, static_cast<uint16_t>(index));
+  return CommCell(&segment.comms()[static_cast<size_t>(index)], signatures, claims,
+                  static_cast<uint16_t>(index));
 }
 
 CommCell::CommCell(CommCell&& other) noexcept { *this = std::move(other); }
@@ -159,8 +170,9 @@ uint64_t CommCell::Enter(const OperationSignature& operation, uint64_t now_ns) {
   StoreWord(row.op_seq, kUnknownSeq);
   StoreWord(row.signature, signature);
   StoreWord(row.count, operation.count);
-  blackbox::StoreRecord(&row.function, SignatureTail{operation.function, operation.datatype, operation.reduction,
-                                                     operation.known, operation.root});
+  blackbox::StoreRecord(&row.function,
+                        SignatureTail{operation.function, operation.datatype, operation.reduction,
+                                      operation.known, operation.root});
   StoreWord(row.op_seq, seq);
   StoreWord(row_->last_signature, signature);
   if (seq > kSignaturesPerComm) StoreWord(row_->oldest_kept_seq, seq - kSignaturesPerComm + 1);
@@ -198,18 +210,21 @@ void CommCell::SetState(CommState state, uint64_t now_ns) {
 void CommCell::SetAsyncError(int32_t error, uint64_t now_ns) {
   int32_t none = 0;
   StoreWord(row_->changed_ns, now_ns);
-  __atomic_compare_exchange_n(&row_->async_error, &none, error, false, __ATOMIC_RELEASE, __ATOMIC_RELAXED);
+  __atomic_compare_exchange_n(&row_->async_error, &none, error, false, __ATOMIC_RELEASE,
+                              __ATOMIC_RELAXED);
 }
 
 absl::StatusOr<PairCell> PairCell::Open(Segment& segment, uint64_t comm_id_hash, uint32_t peer) {
   if (comm_id_hash == 0) {
-    return Error(absl::StatusCode::kInvalidArgument, "peer {}: communicator id 0 stands for a free row", peer);
+    return Error(absl::StatusCode::kInvalidArgument,
+                 "peer {}: communicator id 0 stands for a free row", peer);
   }
   PairCell cell;
   cell.claims_ = segment.claims_->pairs.data();
   const int index = ClaimPairRow(segment.pairs(), cell.claims_);
   if (index < 0) {
-    return Error(absl::StatusCode::kResourceExhausted, "peer {}: all {} rows for pairs are in use", peer, kPairRows);
+    return Error(absl::StatusCode::kResourceExhausted, "peer {}: all {} rows for pairs are in use",
+                 peer, kPairRows);
   }
   cell.index_ = static_cast<uint16_t>(index);
   cell.row_ = &segment.pairs()[static_cast<size_t>(index)];
@@ -265,13 +280,18 @@ std::vector<KeptOperation> ReadOperations(const SegmentView& view, uint16_t inde
   for (uint64_t i = 0; i < size; ++i) {
     const auto row = view.SubRow<SignatureRow>(AreaKind::kSignatures, index, i);
     if (row.op_seq == 0 || row.op_seq == kUnknownSeq || row.op_seq % size != i) continue;
-    const OperationSignature operation = {.function = row.function, .datatype = row.datatype,
-                                          .reduction = row.reduction, .known = row.known, .root = row.root,
+    const OperationSignature operation = {.function = row.function,
+                                          .datatype = row.datatype,
+                                          .reduction = row.reduction,
+                                          .known = row.known,
+                                          .root = row.root,
                                           .count = row.count};
     // The hash tells a row that was written while it was read, and one that is damaged.
-    if (Signature(operation) == row.signature) kept.push_back({row.op_seq, operation, row.signature});
+    if (Signature(operation) == row.signature)
+      kept.push_back({row.op_seq, operation, row.signature});
   }
-  std::sort(kept.begin(), kept.end(), [](const KeptOperation& a, const KeptOperation& b) { return a.seq < b.seq; });
+  std::sort(kept.begin(), kept.end(),
+            [](const KeptOperation& a, const KeptOperation& b) { return a.seq < b.seq; });
   return kept;
 }
 

@@ -34,10 +34,12 @@ FlightLog FlightLog::ForThisThread(Segment& segment) {
     return log;
   }
   const size_t bytes = kFlightRecordsPerRing * sizeof(FlightRecord);
-  log.ring_ = reinterpret_cast<FlightRecord*>(segment.area(AreaKind::kFlightRings).data() + ring * bytes);
+  log.ring_ =
+      reinterpret_cast<FlightRecord*>(segment.area(AreaKind::kFlightRings).data() + ring * bytes);
   log.header_ = &segment.header();
   log.claimed_ = &segment.claims_->rings;
-  log.next_seq_ = blackbox::NextSeq(std::span<const FlightRecord>(log.ring_, kFlightRecordsPerRing));
+  log.next_seq_ =
+      blackbox::NextSeq(std::span<const FlightRecord>(log.ring_, kFlightRecordsPerRing));
   log.ring_number_ = static_cast<uint32_t>(ring);
   log.thread_ = static_cast<uint32_t>(gettid());
   return log;
@@ -62,15 +64,16 @@ FlightLog::~FlightLog() {
 void FlightLog::Record(const FlightEvent& event) {
   if (ring_ == nullptr) return;
   // Packed by hand: a struct's small stores would stall the word loads that follow.
-  blackbox::WordsOf<FlightRecord> words = {
-      next_seq_,
-      event.t_ns,
-      uint64_t{static_cast<uint16_t>(event.kind)} | uint64_t{event.comm} << 16 | uint64_t{event.signature} << 32,
-      event.op_seq,
-      event.bytes,
-      event.aux,
-      uint64_t{event.call_site} | uint64_t{thread_} << 32,
-      LoadWord(header_->generation) & 0xffffffff};
+  blackbox::WordsOf<FlightRecord> words = {next_seq_,
+                                           event.t_ns,
+                                           uint64_t{static_cast<uint16_t>(event.kind)} |
+                                               uint64_t{event.comm} << 16 |
+                                               uint64_t{event.signature} << 32,
+                                           event.op_seq,
+                                           event.bytes,
+                                           event.aux,
+                                           uint64_t{event.call_site} | uint64_t{thread_} << 32,
+                                           LoadWord(header_->generation) & 0xffffffff};
   words.back() |= uint64_t{blackbox::CrcOfWords(words)} << 32;
   blackbox::StoreWords(&ring_[(next_seq_ - 1) % kFlightRecordsPerRing], words);
   ++next_seq_;

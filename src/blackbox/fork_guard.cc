@@ -16,7 +16,8 @@ struct Range {
   size_t bytes;
 };
 
-// State of the process, since pthread_atfork's handlers have no argument. Never destroyed: a thread may fork at exit.
+// State of the process, since pthread_atfork's handlers have no argument. Never destroyed: a thread
+// may fork at exit.
 struct Guarded {
   Mutex mutex;
   std::vector<Range> ranges ABSL_GUARDED_BY(mutex);
@@ -49,7 +50,8 @@ void AfterForkInChild() ABSL_NO_THREAD_SAFETY_ANALYSIS {
 }  // namespace
 
 void GuardAgainstFork(void* data, size_t bytes) {
-  [[maybe_unused]] static const int installed = pthread_atfork(BeforeFork, AfterForkInParent, AfterForkInChild);
+  [[maybe_unused]] static const int installed =
+      pthread_atfork(BeforeFork, AfterForkInParent, AfterForkInChild);
   MutexLock lock(TheGuarded().mutex);
   TheGuarded().ranges.push_back({data, bytes});
 }

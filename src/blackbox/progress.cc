@@ -11,9 +11,22 @@ namespace {
 
 constexpr uint8_t kLimitIsDeclared = 1;
 
-constexpr std::string_view kPhaseNames[kPhaseCount] = {
-    "none",      "init",                "compile",          "data",    "forward", "backward", "comm_wait", "optimizer",
-    "checkpoint_snapshot", "checkpoint_write", "restore", "eval",    "rebuild", "teardown", "idle",      "user"};
+constexpr std::string_view kPhaseNames[kPhaseCount] = {"none",
+                                                       "init",
+                                                       "compile",
+                                                       "data",
+                                                       "forward",
+                                                       "backward",
+                                                       "comm_wait",
+                                                       "optimizer",
+                                                       "checkpoint_snapshot",
+                                                       "checkpoint_write",
+                                                       "restore",
+                                                       "eval",
+                                                       "rebuild",
+                                                       "teardown",
+                                                       "idle",
+                                                       "user"};
 
 // The first word of a section's row.
 struct RowHead {
@@ -43,7 +56,8 @@ ProgressWriter::ProgressWriter(Segment& segment)
 
 void ProgressWriter::SetStep(uint64_t step) { StoreWord(header_->step, step); }
 
-SectionDepth ProgressWriter::OpenSection(uint16_t name, Phase phase, uint64_t limit_ns, uint64_t now_ns) {
+SectionDepth ProgressWriter::OpenSection(uint16_t name, Phase phase, uint64_t limit_ns,
+                                         uint64_t now_ns) {
   const SectionDepth depth = depth_++;
   const uint64_t opened = LoadWord(header_->sections_opened) + 1;
   if (depth < rows_.size()) {
@@ -52,8 +66,10 @@ SectionDepth ProgressWriter::OpenSection(uint16_t name, Phase phase, uint64_t li
     StoreWord(row.limit_ns, limit_ns);
     StoreWord(row.progress, 0);
     StoreWord(row.opened, opened);
-    const RowHead head = {.id = SectionId(*segment_, name), .phase = static_cast<uint8_t>(phase),
-                          .flags = limit_ns == 0 ? uint8_t{0} : kLimitIsDeclared, .name = name};
+    const RowHead head = {.id = SectionId(*segment_, name),
+                          .phase = static_cast<uint8_t>(phase),
+                          .flags = limit_ns == 0 ? uint8_t{0} : kLimitIsDeclared,
+                          .name = name};
     blackbox::StoreRecord(&row, head);
   }
   StoreWord(header_->sections_opened, opened);
@@ -81,7 +97,8 @@ void ProgressWriter::Tick(SectionDepth depth, uint64_t count) {
   if (depth < depth_ && depth < rows_.size()) StoreWord(rows_[depth].progress, count);
 }
 
-// The word that tells a reader most, stored last. Below the last row it names the section of that row.
+// The word that tells a reader most, stored last. Below the last row it names the section of that
+// row.
 void ProgressWriter::PublishInnermost() {
   const size_t with_row = std::min<size_t>(depth_, rows_.size());
   if (with_row == 0) return StoreWord(header_->section_word, 0);
@@ -98,8 +115,9 @@ void ProgressWriter::BeatMain() { Increment(header_->beat_main); }
 
 void AgentWords::SetAbortGeneration(uint64_t generation) {
   uint64_t found = LoadWord(header_->abort_generation);
-  while (found < generation && !__atomic_compare_exchange_n(&header_->abort_generation, &found, generation, false,
-                                                            __ATOMIC_RELEASE, __ATOMIC_RELAXED)) {
+  while (found < generation &&
+         !__atomic_compare_exchange_n(&header_->abort_generation, &found, generation, false,
+                                      __ATOMIC_RELEASE, __ATOMIC_RELAXED)) {
   }
 }
 
@@ -157,8 +175,10 @@ bool ProgressSnapshot::MovedSince(const ProgressSnapshot& earlier) const {
   const auto same_section = [](const OpenSection& a, const OpenSection& b) {
     return a.id == b.id && a.opened == b.opened && a.progress == b.progress;
   };
-  return step != earlier.step || sections_opened != earlier.sections_opened || depth != earlier.depth ||
-         !std::equal(sections.begin(), sections.end(), earlier.sections.begin(), earlier.sections.end(), same_section);
+  return step != earlier.step || sections_opened != earlier.sections_opened ||
+         depth != earlier.depth ||
+         !std::equal(sections.begin(), sections.end(), earlier.sections.begin(),
+                     earlier.sections.end(), same_section);
 }
 
 }  // namespace outlast

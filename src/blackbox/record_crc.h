@@ -1,5 +1,5 @@
-// CRC32C of a record of few words. ISA-L's call costs half of a flight record's 30 ns, since it is made for long buffers;
-// on short ones the instruction alone is twice as fast.
+// CRC32C of a record of few words. ISA-L's call costs half of a flight record's 30 ns, since it is
+// made for long buffers; on short ones the instruction alone is twice as fast.
 #pragma once
 
 #include <cstdint>

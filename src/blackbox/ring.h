@@ -1,5 +1,5 @@
-// Rings of records that start with a u64 seq, from 1, and end with a u32 CRC32C of all before it. Record n lies at
-// (n - 1) % size.
+// Rings of records that start with a u64 seq, from 1, and end with a u32 CRC32C of all before it.
+// Record n lies at (n - 1) % size.
 #pragma once
 
 #include <bit>
@@ -22,9 +22,9 @@ bool IsWhole(const Record& record, uint64_t index, uint64_t size) {
   return record.seq != 0 && (record.seq - 1) % size == index && record.crc == RecordCrc(record);
 }
 
-// The seq after the last whole record, for a writer that goes on where a dead one stopped. Slots up to the head belong to
-// one lap, those after it to the lap before: so this looks at a few slots, and does not touch the pages of an empty ring.
-// At most one slot is torn, the one at the head.
+// The seq after the last whole record, for a writer that goes on where a dead one stopped. Slots up
+// to the head belong to one lap, those after it to the lap before: so this looks at a few slots,
+// and does not touch the pages of an empty ring. At most one slot is torn, the one at the head.
 template <typename Record>
 uint64_t NextSeq(std::span<const Record> ring) {
   const uint64_t size = ring.size();

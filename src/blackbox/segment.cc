@@ -30,9 +30,10 @@ uint64_t NanosOf(clockid_t clock) {
   return static_cast<uint64_t>(now.tv_sec) * 1'000'000'000u + static_cast<uint64_t>(now.tv_nsec);
 }
 
-// Not MakeSealedMemory: allocating 9 MiB costs milliseconds that a rank's start does not have, for pages that most ranks
-// never touch. A memfd has no size limit of its own, so a hole that cannot be filled is the same out-of-memory as any
-// other page; what must not happen is a shrink under a reader, and that is sealed.
+// Not MakeSealedMemory: allocating 9 MiB costs milliseconds that a rank's start does not have, for
+// pages that most ranks never touch. A memfd has no size limit of its own, so a hole that cannot be
+// filled is the same out-of-memory as any other page; what must not happen is a shrink under a
+// reader, and that is sealed.
 absl::StatusOr<UniqueFd> MakeSparseSealedMemory(uint64_t bytes) {
   UniqueFd fd(memfd_create("outlast-blackbox", MFD_CLOEXEC | MFD_ALLOW_SEALING));
   if (!fd.is_open()) return ErrnoStatus(errno, "create a black box");
@@ -97,12 +98,16 @@ uint64_t MembersDigest(std::span<const uint32_t> ranks) {
 }
 
 Segment::Segment(UniqueFd fd, Mapping mapping, const SegmentAreas& areas)
-    : fd_(std::move(fd)), mapping_(std::move(mapping)), areas_(areas), claims_(std::make_unique<Claims>()) {
+    : fd_(std::move(fd)),
+      mapping_(std::move(mapping)),
+      areas_(areas),
+      claims_(std::make_unique<Claims>()) {
   blackbox::GuardAgainstFork(mapping_.data(), mapping_.size());
 }
 
 Segment::Segment(Segment&& other) noexcept = default;
-Segment& Segment::operator=(Segment&& other) noexcept = default;  // Mapping's swaps: the old one goes with `other`
+Segment& Segment::operator=(Segment&& other) noexcept =
+    default;  // Mapping's swaps: the old one goes with `other`
 
 Segment::~Segment() {
   if (mapping_.data() != nullptr) blackbox::ForgetGuarded(mapping_.data());
@@ -122,10 +127,12 @@ absl::StatusOr<Segment> Segment::Open(UniqueFd fd) {
   if (fstat(fd.get(), &file) != 0) return ErrnoStatus(errno, "open a black box");
   const int seals = fcntl(fd.get(), F_GET_SEALS);
   if (seals < 0 || (seals & F_SEAL_SHRINK) == 0) {
-    return Error(absl::StatusCode::kFailedPrecondition, "black box: descriptor {} is not sealed against shrinking", fd.get());
+    return Error(absl::StatusCode::kFailedPrecondition,
+                 "black box: descriptor {} is not sealed against shrinking", fd.get());
   }
   if (file.st_size == 0) return Error(absl::StatusCode::kDataLoss, "black box: 0 bytes");
-  OUTLAST_ASSIGN_OR_RETURN(Mapping mapping, Mapping::Shared(fd.get(), static_cast<size_t>(file.st_size)));
+  OUTLAST_ASSIGN_OR_RETURN(Mapping mapping,
+                           Mapping::Shared(fd.get(), static_cast<size_t>(file.st_size)));
   OUTLAST_ASSIGN_OR_RETURN(const SegmentAreas areas, blackbox::CheckAreas(mapping.bytes()));
   OUTLAST_RETURN_IF_ERROR(blackbox::CheckWritable(areas));
   return Segment(std::move(fd), std::move(mapping), areas);
@@ -137,20 +144,24 @@ std::span<std::byte> Segment::area(AreaKind kind) const {
 }
 
 std::span<SignatureRow> Segment::signatures(size_t comm) const {
-  return Rows<SignatureRow>(AreaKind::kSignatures).subspan(comm * kSignaturesPerComm, kSignaturesPerComm);
+  return Rows<SignatureRow>(AreaKind::kSignatures)
+      .subspan(comm * kSignaturesPerComm, kSignaturesPerComm);
 }
 
 void Segment::Adopt(const WorkerIdentity& worker) {
   SegmentHeader& h = header();
-  const bool is_new = LoadWord(h.pid) != worker.pid || LoadWord(h.pid_start_time) != worker.pid_start_time;
+  const bool is_new =
+      LoadWord(h.pid) != worker.pid || LoadWord(h.pid_start_time) != worker.pid_start_time;
   StoreWord(h.pid, 0);
   StoreWord(h.section_word, 0);
   for (SectionRow& row : sections()) blackbox::StoreWordAt(&row, 0);
   for (CommRow& row : comms()) StoreWord(row.id_hash, 0);
   for (PairRow& row : pairs()) {
-    if (LoadWord(row.comm) != 0) blackbox::StoreRecord(&row, PairRow{});  // untouched pages stay untouched
+    if (LoadWord(row.comm) != 0)
+      blackbox::StoreRecord(&row, PairRow{});  // untouched pages stay untouched
   }
-  for (uint64_t* word : {&h.beat_native, &h.beat_gil, &h.beat_main, &h.unwinding, &h.step}) StoreWord(*word, 0);
+  for (uint64_t* word : {&h.beat_native, &h.beat_gil, &h.beat_main, &h.unwinding, &h.step})
+    StoreWord(*word, 0);
   StoreWord(h.last_error, 0);
   if (is_new) std::memset(h.death_notice, 0, sizeof(h.death_notice));  // the older owner is dead
   SetGeneration(worker.generation, worker.rank, worker.world);
@@ -168,7 +179,9 @@ void Segment::SetGeneration(uint64_t generation, uint32_t rank, uint32_t world) 
 
 void Segment::SetJobId(const Id128& job_id) { StoreId(header().job_id, job_id); }
 
-uint16_t Segment::Intern(std::string_view text) { return blackbox::InternString(area(AreaKind::kStrings), text); }
+uint16_t Segment::Intern(std::string_view text) {
+  return blackbox::InternString(area(AreaKind::kStrings), text);
+}
 
 uint64_t Segment::InternMembers(std::span<const uint32_t> ranks) {
   return blackbox::InternMembers(area(AreaKind::kMembers), ranks);
@@ -178,7 +191,8 @@ absl::Status Segment::HoldDeathNotice() {
   auto* mutex = reinterpret_cast<pthread_mutex_t*>(header().death_notice);
   constexpr uint32_t kOwnerMask = 0x3fffffff;  // FUTEX_TID_MASK
   if (const uint32_t owner = LoadWord(*death_notice_word()) & kOwnerMask; owner != 0) {
-    return Error(absl::StatusCode::kFailedPrecondition, "black box: thread {} holds the death notice already", owner);
+    return Error(absl::StatusCode::kFailedPrecondition,
+                 "black box: thread {} holds the death notice already", owner);
   }
   pthread_mutexattr_t attributes;
   pthread_mutexattr_init(&attributes);

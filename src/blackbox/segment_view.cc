@@ -21,7 +21,9 @@ constexpr uint64_t kLargestCopy = uint64_t{256} << 20;
 
 using Words = std::vector<uint64_t>;  // what a copy is kept in: aligned for word loads
 
-std::span<std::byte> BytesOf(Words& words, size_t bytes) { return std::as_writable_bytes(std::span(words)).first(bytes); }
+std::span<std::byte> BytesOf(Words& words, size_t bytes) {
+  return std::as_writable_bytes(std::span(words)).first(bytes);
+}
 
 bool CannotShrink(int fd) {
   const int seals = fcntl(fd, F_GET_SEALS);
@@ -32,7 +34,8 @@ bool CannotShrink(int fd) {
 absl::StatusOr<size_t> ReadFromStart(int fd, std::span<std::byte> target) {
   size_t done = 0;
   while (done < target.size()) {
-    const ssize_t got = pread(fd, target.data() + done, target.size() - done, static_cast<off_t>(done));
+    const ssize_t got =
+        pread(fd, target.data() + done, target.size() - done, static_cast<off_t>(done));
     if (got < 0 && errno == EINTR) continue;
     if (got < 0) return ErrnoStatus(errno, "read a black box");
     if (got == 0) break;
@@ -43,12 +46,14 @@ absl::StatusOr<size_t> ReadFromStart(int fd, std::span<std::byte> target) {
 
 absl::Status CheckCopySize(uint64_t bytes) {
   if (bytes <= kLargestCopy) return absl::OkStatus();
-  return Error(absl::StatusCode::kDataLoss, "black box: {} bytes, at most {} wanted", bytes, kLargestCopy);
+  return Error(absl::StatusCode::kDataLoss, "black box: {} bytes, at most {} wanted", bytes,
+               kLargestCopy);
 }
 
 }  // namespace
 
-SegmentView::SegmentView(std::shared_ptr<const void> owner, std::span<const std::byte> bytes, const SegmentAreas& areas)
+SegmentView::SegmentView(std::shared_ptr<const void> owner, std::span<const std::byte> bytes,
+                         const SegmentAreas& areas)
     : owner_(std::move(owner)), bytes_(bytes), areas_(areas) {}
 
 absl::StatusOr<SegmentView> SegmentView::Open(int fd) {
@@ -85,10 +90,12 @@ uint64_t SegmentView::sub_rows(AreaKind kind, size_t bytes) const {
   return areas_[static_cast<size_t>(kind)].stride / bytes;
 }
 
-void SegmentView::CopyWords(AreaKind kind, uint64_t row, uint64_t offset, std::span<uint64_t> words) const {
+void SegmentView::CopyWords(AreaKind kind, uint64_t row, uint64_t offset,
+                            std::span<uint64_t> words) const {
   const SegmentArea& area = areas_[static_cast<size_t>(kind)];
   std::fill(words.begin(), words.end(), 0);
-  if (row >= area.count || offset > area.stride || words.size_bytes() > area.stride - offset) return;
+  if (row >= area.count || offset > area.stride || words.size_bytes() > area.stride - offset)
+    return;
   const std::byte* source = bytes_.data() + area.offset + row * area.stride + offset;
   for (size_t i = 0; i < words.size(); ++i) words[i] = blackbox::LoadWordAt(source + 8 * i);
 }

@@ -30,7 +30,9 @@ std::optional<uint64_t> Reserve(std::span<std::byte> area, uint64_t bytes) {
   while (true) {
     const uint64_t start = std::max(found, kFirstEntry);
     if (start > area.size() || bytes > area.size() - start) return std::nullopt;
-    if (__atomic_compare_exchange_n(used, &found, start + bytes, false, __ATOMIC_ACQ_REL, __ATOMIC_RELAXED)) return start;
+    if (__atomic_compare_exchange_n(used, &found, start + bytes, false, __ATOMIC_ACQ_REL,
+                                    __ATOMIC_RELAXED))
+      return start;
   }
 }
 
@@ -62,7 +64,9 @@ std::vector<MemberRun> RunsOf(std::span<const uint32_t> ranks) {
   return runs;
 }
 
-uint64_t BytesOf(uint32_t runs) { return RoundUp8(sizeof(MembersEntry) + uint64_t{runs} * sizeof(MemberRun)); }
+uint64_t BytesOf(uint32_t runs) {
+  return RoundUp8(sizeof(MembersEntry) + uint64_t{runs} * sizeof(MemberRun));
+}
 
 // Where the entry with this digest lies; nothing when it is not there.
 std::optional<uint64_t> FindMembers(std::span<const std::byte> area, uint64_t digest) {
@@ -70,7 +74,8 @@ std::optional<uint64_t> FindMembers(std::span<const std::byte> area, uint64_t di
   uint64_t at = kFirstEntry;
   while (at + sizeof(MembersEntry) <= used) {
     const auto entry = LoadRecord<MembersEntry>(area.data() + at);
-    if (entry.runs == 0 || BytesOf(entry.runs) > used - at) return std::nullopt;  // unfinished: the rest has no start
+    if (entry.runs == 0 || BytesOf(entry.runs) > used - at)
+      return std::nullopt;  // unfinished: the rest has no start
     if (entry.digest == digest) return at;
     at += BytesOf(entry.runs);
   }
@@ -98,8 +103,9 @@ uint16_t InternString(std::span<std::byte> area, std::string_view text) {
   }
   const std::optional<uint64_t> place = Reserve(area, RoundUp8(sizeof(StringEntry) + text.size()));
   if (!place) return 0;
-  std::memcpy(area.data() + *place + sizeof(StringEntry), text.data(), text.size());
-  StoreRecord(area.data() + *place, StringEntry{.id = id, .bytes = static_cast<uint16_t>(text.size()), .zero = 0});
+  text.copy(reinterpret_cast<char*>(area.data()) + *place + sizeof(StringEntry), text.size());
+  StoreRecord(area.data() + *place,
+              StringEntry{.id = id, .bytes = static_cast<uint16_t>(text.size()), .zero = 0});
   return static_cast<uint16_t>(*place);
 }
 
@@ -132,7 +138,8 @@ std::vector<uint32_t> MembersOf(std::span<const std::byte> area, uint64_t digest
   std::vector<uint32_t> ranks;
   for (uint32_t i = 0; i < entry.runs && i < room; ++i) {
     MemberRun run;
-    std::memcpy(&run, area.data() + *place + sizeof(MembersEntry) + i * sizeof(MemberRun), sizeof(run));
+    std::memcpy(&run, area.data() + *place + sizeof(MembersEntry) + i * sizeof(MemberRun),
+                sizeof(run));
     if (run.count > kMostRanks || ranks.size() + run.count > kMostRanks) return {};
     for (uint32_t k = 0; k < run.count; ++k) ranks.push_back(run.first + k * run.stride);
   }

@@ -1,5 +1,6 @@
-// The interned strings and rank lists of a segment. Entries are reserved by a compare-and-swap of the area's first word,
-// the bytes used, filled, and published by their own first word: writers need no lock, and a killed one leaves a gap.
+// The interned strings and rank lists of a segment. Entries are reserved by a compare-and-swap of
+// the area's first word, the bytes used, filled, and published by their own first word: writers
+// need no lock, and a killed one leaves a gap.
 #pragma once
 
 #include <cstdint>

@@ -1,5 +1,5 @@
-// Copies between private and shared memory by aligned 64-bit words, each atomic. What must be whole beyond a word is
-// guarded by a CRC or a number that is written last.
+// Copies between private and shared memory by aligned 64-bit words, each atomic. What must be whole
+// beyond a word is guarded by a CRC or a number that is written last.
 #pragma once
 
 #include <array>
@@ -28,12 +28,14 @@ template <typename T>
 T LoadRecord(const void* source) {
   static_assert(std::is_trivially_copyable_v<T> && sizeof(T) % 8 == 0);
   WordsOf<T> words;
-  for (size_t i = 0; i < words.size(); ++i) words[i] = LoadWordAt(static_cast<const std::byte*>(source) + 8 * i);
+  for (size_t i = 0; i < words.size(); ++i)
+    words[i] = LoadWordAt(static_cast<const std::byte*>(source) + 8 * i);
   return std::bit_cast<T>(words);
 }
 
 inline void StoreWords(void* target, std::span<const uint64_t> words) {
-  for (size_t i = 0; i < words.size(); ++i) StoreWordAt(static_cast<std::byte*>(target) + 8 * i, words[i]);
+  for (size_t i = 0; i < words.size(); ++i)
+    StoreWordAt(static_cast<std::byte*>(target) + 8 * i, words[i]);
 }
 
 template <typename T>

@@ -20,14 +20,17 @@ using ::outlast::testing::SharedWords;
 
 Id128 Counting(int from) {
   Id128 id;
-  for (size_t i = 0; i < id.bytes.size(); ++i) id.bytes[i] = static_cast<std::byte>(from + static_cast<int>(i));
+  for (size_t i = 0; i < id.bytes.size(); ++i)
+    id.bytes[i] = static_cast<std::byte>(from + static_cast<int>(i));
   return id;
 }
 
 const Id128 kRun = Counting(0x40);
 constexpr uint64_t kLayoutHash = 0xabcdef0123456789;
 
-Buffer MakeBuffer(const BufferLayout& layout) { return Buffer::Create(layout, {.run_id = kRun}).value(); }
+Buffer MakeBuffer(const BufferLayout& layout) {
+  return Buffer::Create(layout, {.run_id = kRun}).value();
+}
 
 // Fills every part with bytes that follow from `step`, as a copier would.
 void Fill(Buffer& buffer, uint64_t step) {
@@ -41,8 +44,13 @@ void Fill(Buffer& buffer, uint64_t step) {
 
 absl::Status FillAndSeal(Buffer& buffer, uint32_t turn, uint64_t step) {
   Fill(buffer, step);
-  return buffer.Seal(turn, {.generation = 3, .step = static_cast<int64_t>(step), .rank = 2, .world = 4,
-                            .layout_hash = kLayoutHash, .update_stamp = step, .extra_bytes = 8});
+  return buffer.Seal(turn, {.generation = 3,
+                            .step = static_cast<int64_t>(step),
+                            .rank = 2,
+                            .world = 4,
+                            .layout_hash = kLayoutHash,
+                            .update_stamp = step,
+                            .extra_bytes = 8});
 }
 
 // Begins, fills and seals; the turn.
@@ -58,14 +66,17 @@ bool HoldsItsStep(const Buffer& buffer, const Buffer::Sealed& sealed) {
   const auto step = static_cast<uint64_t>(sealed.header.step);
   for (uint32_t i = 0; i < buffer.layout().chunk_count(); ++i) {
     const std::span<const std::byte> chunk = buffer.chunk(i);
-    if (Crc32c(chunk) != buffer.chunk_crcs()[i] || chunk[0] != static_cast<std::byte>((step + i) & 0xff)) return false;
+    if (Crc32c(chunk) != buffer.chunk_crcs()[i] ||
+        chunk[0] != static_cast<std::byte>((step + i) & 0xff))
+      return false;
   }
   const auto extra = buffer.ReadExtra(sealed);
   return extra.ok() && std::memcmp(extra->data(), &step, sizeof(step)) == 0;
 }
 
 TEST(BufferLayout, PutsPartsOnPagesAndCrcsBehindThem) {
-  const BufferLayout layout = {.image_bytes = (1 << 20) + 10, .replicated_bytes = 100, .extra_capacity = 16};
+  const BufferLayout layout = {
+      .image_bytes = (1 << 20) + 10, .replicated_bytes = 100, .extra_capacity = 16};
 
   EXPECT_EQ(layout.image_offset(), 4096u);
   EXPECT_EQ(layout.padded_image_bytes(), (1u << 20) + 4096);
@@ -76,24 +87,36 @@ TEST(BufferLayout, PutsPartsOnPagesAndCrcsBehindThem) {
   EXPECT_EQ(layout.buffer_bytes(), 1064960u);
   EXPECT_EQ(layout.chunk(1).offset, 4096u + (1 << 20));
   EXPECT_EQ(layout.chunk(1).bytes, 10u);
-  EXPECT_EQ(layout.chunk(2).offset, layout.replicated_offset());  // the replicated part starts a new chunk
+  EXPECT_EQ(layout.chunk(2).offset,
+            layout.replicated_offset());  // the replicated part starts a new chunk
   EXPECT_EQ(layout.chunk(2).bytes, 100u);
 }
 
 TEST(BufferLayout, RefusesNothingAndTooMuch) {
   EXPECT_EQ(BufferLayout{}.Check().code(), absl::StatusCode::kInvalidArgument);
-  EXPECT_EQ(BufferLayout{.image_bytes = ~uint64_t{0}}.Check().code(), absl::StatusCode::kInvalidArgument);
+  EXPECT_EQ(BufferLayout{.image_bytes = ~uint64_t{0}}.Check().code(),
+            absl::StatusCode::kInvalidArgument);
   EXPECT_TRUE(BufferLayout{.replicated_bytes = 1}.Check().ok());
 }
 
 TEST(Buffer, HasItsHeaderByteForByte) {
-  Buffer buffer = MakeBuffer({.image_bytes = (1 << 20) + 10, .replicated_bytes = 100, .extra_capacity = 16});
+  Buffer buffer =
+      MakeBuffer({.image_bytes = (1 << 20) + 10, .replicated_bytes = 100, .extra_capacity = 16});
   uint32_t turn = 0;
   ASSERT_TRUE(buffer.control().TryBeginFill(Replace::kOnlyEmpty, &turn));
   std::memcpy(buffer.extra().data(), "extra", 5);
-  ASSERT_TRUE(buffer.Seal(turn, {.job_id = Counting(1), .generation = 3, .folder_nonce = 0x7f3a91c2, .step = 12000,
-                                 .rank = 2, .world = 4, .layout_hash = kLayoutHash, .update_stamp = 77,
-                                 .sealed_at_ns = 123456789, .extra_bytes = 5}).ok());
+  ASSERT_TRUE(buffer
+                  .Seal(turn, {.job_id = Counting(1),
+                               .generation = 3,
+                               .folder_nonce = 0x7f3a91c2,
+                               .step = 12000,
+                               .rank = 2,
+                               .world = 4,
+                               .layout_hash = kLayoutHash,
+                               .update_stamp = 77,
+                               .sealed_at_ns = 123456789,
+                               .extra_bytes = 5})
+                  .ok());
 
   BufferHeader header = buffer.ReadSealed(kRun, BootId())->header;
   header.boot_id = Counting(0x20);
@@ -101,7 +124,10 @@ TEST(Buffer, HasItsHeaderByteForByte) {
   // The CRC was computed from the table of checkpoint buffers by a program of its own.
   EXPECT_EQ(HeaderCrc(header), 0x247cf945u);
   const std::string hex = testing::HexOf(header);
-  EXPECT_EQ(hex.substr(0, 32), "4f55544c42554652" "01000000" "00100000");
+  EXPECT_EQ(hex.substr(0, 32),
+            "4f55544c42554652"
+            "01000000"
+            "00100000");
   EXPECT_EQ(hex.substr(2 * 128, 16), "0200000001000000");  // sealed, no pins, turn 1
 }
 
@@ -146,7 +172,8 @@ TEST(BufferControl, GoesThroughItsStatesAndNoOthers) {
 }
 
 TEST(Buffer, OpensInTheWorkerWithTheSameLayout) {
-  const Buffer agents = MakeBuffer({.image_bytes = 5000, .replicated_bytes = 10, .extra_capacity = 100});
+  const Buffer agents =
+      MakeBuffer({.image_bytes = 5000, .replicated_bytes = 10, .extra_capacity = 100});
   Buffer workers = Buffer::Open(Duplicate(agents.fd()).value()).value();
   EXPECT_EQ(workers.layout(), agents.layout());
   EXPECT_GE(workers.extra().size(), 100u);
@@ -170,8 +197,10 @@ TEST(Buffer, RejectsFillingTornForeignBootAndWrongLayout) {
   ASSERT_TRUE(FillAndSeal(buffer, turn, 5).ok());
   ASSERT_EQ(code(), absl::StatusCode::kOk);
 
-  EXPECT_EQ(buffer.ReadSealed(Counting(1), BootId(), kLayoutHash).status().code(), absl::StatusCode::kNotFound);
-  EXPECT_EQ(buffer.ReadSealed(kRun, Counting(1), kLayoutHash).status().code(), absl::StatusCode::kNotFound);
+  EXPECT_EQ(buffer.ReadSealed(Counting(1), BootId(), kLayoutHash).status().code(),
+            absl::StatusCode::kNotFound);
+  EXPECT_EQ(buffer.ReadSealed(kRun, Counting(1), kLayoutHash).status().code(),
+            absl::StatusCode::kNotFound);
   EXPECT_EQ(buffer.ReadSealed(kRun, BootId(), 1).status().code(), absl::StatusCode::kNotFound);
 
   const Mapping raw = Mapping::Shared(buffer.fd(), buffer.layout().buffer_bytes()).value();
@@ -182,7 +211,8 @@ TEST(Buffer, RejectsFillingTornForeignBootAndWrongLayout) {
     raw.data()[at] ^= std::byte{4};
   }
   buffer.extra()[3] ^= std::byte{1};
-  EXPECT_EQ(buffer.ReadExtra(*buffer.ReadSealed(kRun, BootId())).status().code(), absl::StatusCode::kDataLoss);
+  EXPECT_EQ(buffer.ReadExtra(*buffer.ReadSealed(kRun, BootId())).status().code(),
+            absl::StatusCode::kDataLoss);
 }
 
 TEST(Buffer, NeverCrashesOnAHostileHeader) {
@@ -192,7 +222,8 @@ TEST(Buffer, NeverCrashesOnAHostileHeader) {
   auto& header = *reinterpret_cast<BufferHeader*>(raw.data());
   const BufferHeader good = header;
   auto random = testing::SeededRandom();
-  const uint64_t words[] = {0, 1, 4095, 4096, 0xffffffff, uint64_t{1} << 47, uint64_t{1} << 63, ~uint64_t{0}};
+  const uint64_t words[] = {
+      0, 1, 4095, 4096, 0xffffffff, uint64_t{1} << 47, uint64_t{1} << 63, ~uint64_t{0}};
   for (int i = 0; i < testing::Repeats(20'000); ++i) {
     header = good;
     for (int change = 0; change < 2; ++change) {
@@ -277,7 +308,8 @@ TEST(Buffer, IsNeverRefilledWhilePinned) {
 // Fills two buffers in turn, as fast as it can; finished[0] is the last step that it sealed.
 void TrainUntilKilled(const std::vector<Buffer>& agents, SharedWords& finished, Gate& under_way) {
   std::vector<Buffer> buffers;
-  for (const Buffer& buffer : agents) buffers.push_back(Buffer::Open(Duplicate(buffer.fd()).value()).value());
+  for (const Buffer& buffer : agents)
+    buffers.push_back(Buffer::Open(Duplicate(buffer.fd()).value()).value());
   const uint64_t first = LoadWord(finished[0]) + 1;
   for (uint64_t step = first;; ++step) {
     if (step == first + 2) under_way.Open();
@@ -292,7 +324,8 @@ void TrainUntilKilled(const std::vector<Buffer>& agents, SharedWords& finished, 
 TEST(Buffer, StaysReadableAfterAKilledTrainer) {
   std::vector<Buffer> buffers;
   for (int i = 0; i < 2; ++i) {
-    buffers.push_back(MakeBuffer({.image_bytes = 20'000, .replicated_bytes = 5'000, .extra_capacity = 8}));
+    buffers.push_back(
+        MakeBuffer({.image_bytes = 20'000, .replicated_bytes = 5'000, .extra_capacity = 8}));
   }
   SharedWords finished;
   auto random = testing::SeededRandom();

@@ -22,24 +22,48 @@ SegmentView ViewOf(const Segment& segment) { return SegmentView::Open(segment.fd
 TEST(FlightLog, WritesItsRecordByteForByte) {
   Segment segment = MakeSegment();
   FlightLog log = FlightLog::ForThisThread(segment);
-  log.Record({.kind = FlightKind::kEntered, .comm = 2, .signature = 0xdeadbeef, .t_ns = 0x1122334455667788,
-              .op_seq = 9, .bytes = 4096, .aux = 5, .call_site = 0x18});
+  log.Record({.kind = FlightKind::kEntered,
+              .comm = 2,
+              .signature = 0xdeadbeef,
+              .t_ns = 0x1122334455667788,
+              .op_seq = 9,
+              .bytes = 4096,
+              .aux = 5,
+              .call_site = 0x18});
 
   FlightRecord record = ReadFlightRing(ViewOf(segment), 0).records.at(0);
 
   EXPECT_EQ(record.thread, static_cast<uint32_t>(gettid()));
   const std::string hex = testing::HexOf(record);
-  EXPECT_EQ(hex.substr(0, 104), "0100000000000000" "8877665544332211" "0100" "0200" "efbeadde" "0900000000000000"
-                                "0010000000000000" "0500000000000000" "18000000");
+  EXPECT_EQ(hex.substr(0, 104),
+            "0100000000000000"
+            "8877665544332211"
+            "0100"
+            "0200"
+            "efbeadde"
+            "0900000000000000"
+            "0010000000000000"
+            "0500000000000000"
+            "18000000");
   EXPECT_EQ(hex.substr(112, 8), "07000000");
 }
 
 TEST(FlightLog, ReadsARecordOfAnotherProgram) {
-  // The record above for thread 0x0badcafe; the CRC was computed bit by bit from the polynomial 0x82f63b78.
+  // The record above for thread 0x0badcafe; the CRC was computed bit by bit from the polynomial
+  // 0x82f63b78.
   Segment segment = MakeSegment();
-  FlightRecord record = {.seq = 1, .t_ns = 0x1122334455667788, .kind = 1, .comm = 2, .signature = 0xdeadbeef,
-                         .op_seq = 9, .bytes = 4096, .aux = 5, .call_site = 0x18, .thread = 0x0badcafe,
-                         .generation = 7, .crc = 0x218148ca};
+  FlightRecord record = {.seq = 1,
+                         .t_ns = 0x1122334455667788,
+                         .kind = 1,
+                         .comm = 2,
+                         .signature = 0xdeadbeef,
+                         .op_seq = 9,
+                         .bytes = 4096,
+                         .aux = 5,
+                         .call_site = 0x18,
+                         .thread = 0x0badcafe,
+                         .generation = 7,
+                         .crc = 0x218148ca};
   std::memcpy(segment.area(AreaKind::kFlightRings).data(), &record, sizeof(record));
 
   EXPECT_EQ(ReadFlightRing(ViewOf(segment), 0).records.size(), 1u);
@@ -122,7 +146,8 @@ TEST(FlightLog, IsReadWholeWhileThreadsWrite) {
 
   uint64_t seen = 0;
   for (int look = 0; look < testing::Repeats(400); ++look) {
-    for (const FlightRecord& record : ReadFlightRing(view, static_cast<uint32_t>(look % 3)).records) {
+    for (const FlightRecord& record :
+         ReadFlightRing(view, static_cast<uint32_t>(look % 3)).records) {
       ASSERT_EQ(record.bytes, record.op_seq * 3);
       ASSERT_EQ(record.aux, ~record.op_seq);
       ++seen;
@@ -133,7 +158,28 @@ TEST(FlightLog, IsReadWholeWhileThreadsWrite) {
   EXPECT_GT(seen, 0u);
 }
 
-// The whole life of a killed writer: it logs, steps and opens sections as fast as it can, and dies anywhere.
+TEST(FlightLog, ShowsTheOldRecordTheNewOneOrNoneAfterEveryStoreOfAWrite) {
+  Segment segment = MakeSegment();
+  FlightLog log = FlightLog::ForThisThread(segment);
+  for (uint64_t i = 1; i <= 4096; ++i) log.Record({.t_ns = i, .op_seq = i, .bytes = i, .aux = i});
+  const std::span<std::byte> place =
+      segment.area(AreaKind::kFlightRings).first(sizeof(FlightRecord));
+  const std::vector<std::byte> old_bytes(place.begin(), place.end());
+  log.Record({.t_ns = 4097, .op_seq = 4097, .bytes = 4097, .aux = 4097});
+  const std::vector<std::byte> new_bytes(place.begin(), place.end());
+
+  for (size_t stores = 0; stores <= 8; ++stores) {  // the writer died after so many
+    std::copy(old_bytes.begin(), old_bytes.end(), place.begin());
+    std::copy_n(new_bytes.begin(), 8 * stores, place.begin());
+    const FlightRing ring = ReadFlightRing(ViewOf(segment), 0);
+    EXPECT_EQ(ring.records.size(), stores == 0 || stores == 8 ? 4096u : 4095u) << stores;
+    EXPECT_EQ(ring.records.back().op_seq, stores == 8 ? 4097u : 4096u) << stores;
+    EXPECT_EQ(ring.lost, 0u);
+  }
+}
+
+// The whole life of a killed writer: it logs, steps and opens sections as fast as it can, and dies
+// anywhere.
 void WriteUntilKilled(int fd, SharedWords& finished, Gate& under_way) {
   Segment segment = Segment::Open(Duplicate(fd).value()).value();
   ProgressWriter progress(segment);
@@ -192,18 +238,21 @@ TEST(FlightLog, LosesAtMostOneRecordOfAKilledWriterAndAcceptsNoTornOne) {
   std::printf("%llu kills left a torn record\n", static_cast<unsigned long long>(torn));
 }
 
-// ---- Communicators ---------------------------------------------------------------------------------------------------
+// ---- Communicators ----
 
 const std::vector<uint32_t> kMembers = {4, 5, 6, 7};
 
 TEST(Signature, IsFnv1aOverTheFieldsInOrder) {
   // FNV-1a 64 of 04 07 00 1f, ff ff ff ff, 00 04 00 00 00 00 00 00.
-  EXPECT_EQ(Signature({.function = 4, .datatype = 7, .reduction = 0, .known = 31, .root = -1, .count = 1024}),
-            0x8d6d15f6d79e9e31u);
+  EXPECT_EQ(
+      Signature(
+          {.function = 4, .datatype = 7, .reduction = 0, .known = 31, .root = -1, .count = 1024}),
+      0x8d6d15f6d79e9e31u);
 }
 
 TEST(Signature, AgreesOverWhatBothKnow) {
-  const OperationSignature linked = {.function = 4, .datatype = 7, .reduction = 2, .known = 31, .count = 10};
+  const OperationSignature linked = {
+      .function = 4, .datatype = 7, .reduction = 2, .known = 31, .count = 10};
   OperationSignature plugged = linked;
   plugged.known = 31 & ~kKnowsReduction;
   plugged.reduction = 0;
@@ -214,10 +263,15 @@ TEST(Signature, AgreesOverWhatBothKnow) {
 
 TEST(CommCell, ShowsItsCommunicator) {
   Segment segment = MakeSegment();
-  CommCell cell = CommCell::Open(segment, {.id_hash = 0xabc, .my_rank = 2, .members = kMembers, .kind = CommKind::kData,
-                                           .name = "a name of more than thirty-one bytes"}).value();
+  CommCell cell = CommCell::Open(segment, {.id_hash = 0xabc,
+                                           .my_rank = 2,
+                                           .members = kMembers,
+                                           .kind = CommKind::kData,
+                                           .name = "a name of more than thirty-one bytes"})
+                      .value();
   cell.SetState(CommState::kReady, 5);
-  const OperationSignature operation = {.function = 4, .datatype = 7, .known = 31, .root = 3, .count = 100};
+  const OperationSignature operation = {
+      .function = 4, .datatype = 7, .known = 31, .root = 3, .count = 100};
   EXPECT_EQ(cell.Enter(operation, 10), 1u);
   EXPECT_EQ(cell.Enter(operation, 20), 2u);
 
@@ -316,8 +370,14 @@ TEST(PairCell, CountsBothDirections) {
   const std::vector<PairRow> pairs = ReadPairs(ViewOf(segment));
 
   ASSERT_EQ(pairs.size(), 1u);
-  EXPECT_EQ(testing::HexOf(pairs[0]), "0500000000000000" "03000000" "00000000" "0200000000000000" "0100000000000000"
-                                      "0100000000000000" "0000000000000000");
+  EXPECT_EQ(testing::HexOf(pairs[0]),
+            "0500000000000000"
+            "03000000"
+            "00000000"
+            "0200000000000000"
+            "0100000000000000"
+            "0100000000000000"
+            "0000000000000000");
 }
 
 }  // namespace

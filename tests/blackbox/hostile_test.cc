@@ -1,4 +1,5 @@
-// Readers on what a crash, a bad disk or an enemy left: an error that names what is wrong, or less data, never a crash.
+// Readers on what a crash, a bad disk or an enemy left: an error that names what is wrong, or less
+// data, never a crash.
 #include <fcntl.h>
 
 #include <algorithm>
@@ -25,7 +26,8 @@ Segment MakeFull() {
   progress.OpenSection(progress.Intern("step"), Phase::kUser, 0, 1);
   progress.OpenSection(progress.Intern("forward"), Phase::kForward, 5, 2);
   const uint32_t members[] = {0, 1, 2, 3};
-  CommCell comm = CommCell::Open(segment, {.id_hash = 9, .members = members, .name = "world"}).value();
+  CommCell comm =
+      CommCell::Open(segment, {.id_hash = 9, .members = members, .name = "world"}).value();
   PairCell pair = PairCell::Open(segment, 9, 1).value();
   pair.EnterSend();
   FlightLog log = FlightLog::ForThisThread(segment);
@@ -38,7 +40,8 @@ Segment MakeFull() {
   return segment;
 }
 
-// The start of each area, under a table that says so: small enough to be damaged thousands of times a second.
+// The start of each area, under a table that says so: small enough to be damaged thousands of times
+// a second.
 Bytes MakeSmall() {
   const Segment segment = MakeFull();
   SegmentHeader header = segment.header();
@@ -50,7 +53,10 @@ Bytes MakeSmall() {
   for (size_t i = 0; i < std::size(shapes); ++i) {
     AreaEntry& entry = header.area[i];
     const auto source = segment.bytes().subspan(entry.offset, shapes[i].stride * shapes[i].count);
-    entry = {.kind = entry.kind, .stride = shapes[i].stride, .offset = bytes.size(), .count = shapes[i].count};
+    entry = {.kind = entry.kind,
+             .stride = shapes[i].stride,
+             .offset = bytes.size(),
+             .count = shapes[i].count};
     bytes.insert(bytes.end(), source.begin(), source.end());
   }
   header.segment_bytes = bytes.size();
@@ -69,7 +75,8 @@ absl::Status StatusOf(const Bytes& bytes) {
 void ExpectError(const Bytes& bytes, absl::StatusCode code, const std::string& named) {
   const absl::Status status = StatusOf(bytes);
   EXPECT_EQ(status.code(), code) << status;
-  EXPECT_NE(std::string(MessageOf(status)).find(named), std::string::npos) << status << " should name " << named;
+  EXPECT_NE(std::string(MessageOf(status)).find(named), std::string::npos)
+      << status << " should name " << named;
 }
 
 TEST(SegmentView, ReadsASmallerLayoutThanOurs) {
@@ -156,7 +163,8 @@ TEST(SegmentView, RefusesAHostileAreaTable) {
 TEST(SegmentView, SkipsAreasOfANewerMinorVersion) {
   Bytes bytes = MakeSmall();
   HeaderOf(bytes).minor = 7;
-  HeaderOf(bytes).area[3] = {.kind = 77, .stride = 0, .offset = 1, .count = ~uint64_t{0}, .reserved = 1};
+  HeaderOf(bytes).area[3] = {
+      .kind = 77, .stride = 0, .offset = 1, .count = ~uint64_t{0}, .reserved = 1};
 
   const SegmentView view = SegmentView::FromBytes(bytes).value();
 
@@ -179,7 +187,8 @@ TEST(SegmentView, RefusesWhatIsNoSegment) {
 TEST(SegmentView, NeverCrashesOnACutFile) {
   const Bytes good = MakeSmall();
   for (size_t size = 0; size < good.size(); size += size < 600 ? 1 : 509) {
-    EXPECT_FALSE(StatusOf(Bytes(good.begin(), good.begin() + static_cast<long>(size))).ok()) << size;
+    EXPECT_FALSE(StatusOf(Bytes(good.begin(), good.begin() + static_cast<long>(size))).ok())
+        << size;
     Bytes admitted(good.begin(), good.begin() + static_cast<long>(size));
     if (size < sizeof(SegmentHeader)) continue;
     HeaderOf(admitted).segment_bytes = size;  // the cut is not owned up to
@@ -194,7 +203,8 @@ TEST(SegmentView, NeverCrashesOnFlippedBits) {
     Bytes bad = good;
     const int flips = 1 + static_cast<int>(random() % 8);
     for (int flip = 0; flip < flips; ++flip) {
-      const size_t range = random() % 2 == 0 ? 0x400 : bad.size();  // half of them where the header has meaning
+      const size_t range =
+          random() % 2 == 0 ? 0x400 : bad.size();  // half of them where the header has meaning
       bad[random() % range] ^= static_cast<std::byte>(1 << random() % 8);
     }
     StatusOf(bad).IgnoreError();
@@ -204,13 +214,28 @@ TEST(SegmentView, NeverCrashesOnFlippedBits) {
 TEST(SegmentView, NeverCrashesOnWordsOfAnEnemy) {
   const Bytes good = MakeSmall();
   auto random = testing::SeededRandom();
-  const uint64_t words[] = {0, 1, 7, 8, 63, 64, 4096, 0xffff, 0xffffffff, 0x80000000, uint64_t{1} << 63, ~uint64_t{0},
-                            good.size(), good.size() - 1, good.size() - 8, ~uint64_t{0} - 4095};
+  const uint64_t words[] = {0,
+                            1,
+                            7,
+                            8,
+                            63,
+                            64,
+                            4096,
+                            0xffff,
+                            0xffffffff,
+                            0x80000000,
+                            uint64_t{1} << 63,
+                            ~uint64_t{0},
+                            good.size(),
+                            good.size() - 1,
+                            good.size() - 8,
+                            ~uint64_t{0} - 4095};
   for (int i = 0; i < testing::Repeats(20'000); ++i) {
     Bytes bad = good;
     for (int change = 0; change < 3; ++change) {
       const bool in_table = random() % 2 == 0;
-      const size_t at = in_table ? 0x200 + random() % 0x100 / 4 * 4 : random() % (bad.size() / 8) * 8;
+      const size_t at =
+          in_table ? 0x200 + random() % 0x100 / 4 * 4 : random() % (bad.size() / 8) * 8;
       const uint64_t word = random() % 4 == 0 ? random() : words[random() % std::size(words)];
       std::memcpy(bad.data() + at, &word, in_table && random() % 2 == 0 ? 4 : 8);
     }
@@ -222,10 +247,11 @@ TEST(SegmentView, BelievesNoRecordWithAFlippedBit) {
   Bytes bytes = MakeSmall();
   const AreaEntry rings = HeaderOf(bytes).area[4];
   const AreaEntry log = HeaderOf(bytes).area[5];
-  bytes[rings.offset + 10 * 64 + 30] ^= std::byte{1};   // record 11
+  bytes[rings.offset + 10 * 64 + 30] ^= std::byte{1};    // record 11
   bytes[log.offset + 20 * 128 + 100] ^= std::byte{128};  // record 21
   // A whole record in the place of another.
-  std::copy_n(bytes.begin() + static_cast<long>(rings.offset), 64, bytes.begin() + static_cast<long>(rings.offset) + 64);
+  std::copy_n(bytes.begin() + static_cast<long>(rings.offset), 64,
+              bytes.begin() + static_cast<long>(rings.offset) + 64);
 
   const SegmentView view = SegmentView::FromBytes(bytes).value();
 

@@ -48,9 +48,17 @@ TEST(Progress, WritesItsRowAndWordByteForByte) {
   f.writer.OpenSection(f.writer.Intern("forward"), Phase::kForward, 9, 0x1122);
   f.writer.Tick(3);
 
-  // id (FNV-1a 64 of the name, folded), phase 4, flags 1, name 8; start, limit, progress, sections opened.
+  // id (FNV-1a 64 of the name, folded), phase 4, flags 1, name 8; start, limit, progress, sections
+  // opened.
   EXPECT_EQ(testing::HexOf(f.segment.sections()[0]).substr(0, 80),
-            "54db4a0d" "04" "01" "0800" "2211000000000000" "0900000000000000" "0300000000000000" "0100000000000000");
+            "54db4a0d"
+            "04"
+            "01"
+            "0800"
+            "2211000000000000"
+            "0900000000000000"
+            "0300000000000000"
+            "0100000000000000");
   EXPECT_EQ(f.segment.header().section_word, 0x0d4adb5400010401u);
 }
 

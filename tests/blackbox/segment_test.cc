@@ -23,7 +23,9 @@ SegmentIdentity ExampleIdentity() {
   return {.job_id = job, .generation = 3, .slot = 4, .rank = 5, .world = 6, .local_rank = 7};
 }
 
-std::vector<std::byte> CopyOf(std::span<const std::byte> bytes) { return {bytes.begin(), bytes.end()}; }
+std::vector<std::byte> CopyOf(std::span<const std::byte> bytes) {
+  return {bytes.begin(), bytes.end()};
+}
 
 std::string HexAt(const Segment& segment, size_t offset, size_t bytes) {
   return ToHex(segment.bytes().subspan(offset, bytes));
@@ -38,7 +40,9 @@ TEST(Segment, HasItsHeaderByteForByte) {
   EXPECT_EQ(HexAt(segment, 0x018, 8), "0800000000000000");
   EXPECT_EQ(HexAt(segment, 0x020, 16), "0102030405060708090a0b0c0d0e0f10");
   EXPECT_EQ(HexAt(segment, 0x030, 8), "0300000000000000");
-  EXPECT_EQ(HexAt(segment, 0x038, 24), "04000000050000000600000007000000" "0000000000000000");
+  EXPECT_EQ(HexAt(segment, 0x038, 24),
+            "04000000050000000600000007000000"
+            "0000000000000000");
   EXPECT_EQ(HexAt(segment, 0x058, 16), ToHex(BootId().bytes));
 }
 
@@ -49,9 +53,9 @@ TEST(Segment, HasItsAreaTableByteForByte) {
     uint32_t kind, stride;
     uint64_t offset, count;
   };
-  const Row rows[] = {{1, 64, 0x1000, 16},          {2, 128, 0x1400, 256},        {3, 2048, 0x9400, 256},
-                      {4, 48, 0x89400, 4096},       {5, 262144, 0xb9400, 16},     {6, 128, 0x4b9400, 32768},
-                      {7, 1, 0x8b9400, 65536},      {8, 1, 0x8c9400, 65536}};
+  const Row rows[] = {{1, 64, 0x1000, 16},     {2, 128, 0x1400, 256},    {3, 2048, 0x9400, 256},
+                      {4, 48, 0x89400, 4096},  {5, 262144, 0xb9400, 16}, {6, 128, 0x4b9400, 32768},
+                      {7, 1, 0x8b9400, 65536}, {8, 1, 0x8c9400, 65536}};
   for (size_t i = 0; i < std::size(rows); ++i) {
     const AreaEntry& entry = segment.header().area[i];
     EXPECT_EQ(entry.kind, rows[i].kind);
@@ -83,8 +87,12 @@ TEST(Segment, OpensFromADescriptorAndTakesTheWorkersIdentity) {
   const Segment agents = Segment::Create(ExampleIdentity()).value();
   Segment workers = Segment::Open(Duplicate(agents.fd()).value()).value();
 
-  workers.Adopt({.pid = getpid(), .pid_start_time = ProcessStartTime(getpid()), .incarnation = 2, .generation = 9,
-                 .rank = 1, .world = 4});
+  workers.Adopt({.pid = getpid(),
+                 .pid_start_time = ProcessStartTime(getpid()),
+                 .incarnation = 2,
+                 .generation = 9,
+                 .rank = 1,
+                 .world = 4});
   workers.SetJobId(Id128::FromName("abc"));
 
   const ProgressSnapshot look = ReadProgress(SegmentView::Open(agents.fd()).value(), 0);
@@ -137,7 +145,10 @@ TEST(Segment, InternsATextOnce) {
   EXPECT_EQ(segment.Intern("forward"), forward);
   // Bytes used, then FNV-1a 64 of "forward" folded to 32 bits, the length, the text.
   const size_t strings = 0x8b9400;
-  EXPECT_EQ(HexAt(segment, strings, 24), "2800000000000000" "54db4a0d07000000" "666f727761726400");
+  EXPECT_EQ(HexAt(segment, strings, 24),
+            "2800000000000000"
+            "54db4a0d07000000"
+            "666f727761726400");
   const SegmentView view = SegmentView::Open(segment.fd()).value();
   EXPECT_EQ(view.String(forward), "forward");
   EXPECT_EQ(view.String(backward), "backward");
@@ -149,10 +160,13 @@ TEST(Segment, InternsATextOnce) {
 TEST(Segment, AnswersZeroWhenTheStringsAreFull) {
   Segment segment = Segment::Create(ExampleIdentity()).value();
   std::vector<uint16_t> indexes;
-  for (int i = 0; i < 400; ++i) indexes.push_back(segment.Intern(std::string(200, 'x') + std::to_string(i)));
+  for (int i = 0; i < 400; ++i)
+    indexes.push_back(segment.Intern(std::string(200, 'x') + std::to_string(i)));
   EXPECT_EQ(indexes.back(), 0);
-  EXPECT_EQ(std::count(indexes.begin(), indexes.end(), 0), 400 - 65528 / 216);  // 8 + 203 bytes, rounded up to 8
-  EXPECT_EQ(SegmentView::Open(segment.fd()).value().String(indexes[7]), std::string(200, 'x') + "7");
+  EXPECT_EQ(std::count(indexes.begin(), indexes.end(), 0),
+            400 - 65528 / 216);  // 8 + 203 bytes, rounded up to 8
+  EXPECT_EQ(SegmentView::Open(segment.fd()).value().String(indexes[7]),
+            std::string(200, 'x') + "7");
 }
 
 TEST(Segment, KeepsRankListsAsRuns) {
@@ -188,8 +202,10 @@ TEST(Segment, IsLeftAloneByAForkedChildThatLogs) {
     progress.OpenSection(name, Phase::kData, 0, 2);
     progress.SetStep(99);
     log.Record({.op_seq = 2});
-    FlightLog own = FlightLog::ForThisThread(segment);
-    own.Record({.op_seq = 3});
+    {
+      FlightLog own = FlightLog::ForThisThread(segment);
+      own.Record({.op_seq = 3});
+    }
     steps.Append({.step = 99});
     segment.Intern("a new name");
     segment.SetGeneration(99, 9, 9);

@@ -21,18 +21,35 @@ struct Fixture {
 
 TEST(StepLog, WritesItsRecordByteForByte) {
   Fixture f;
-  f.writer.Append({.seq = 99, .step = 41, .start_ns = 1000, .end_ns = 2000, .data_ns = 100, .forward_ns = 300,
-                   .backward_ns = 400, .optimizer_ns = 150, .checkpoint_stall_ns = 50, .collective_wait_ns = 25,
-                   .tokens_real = 8100, .tokens_padded = 8192, .tokens_loss = 8000, .samples = 4,
-                   .model_flops = 1.5e12, .generation = 3, .loss = 2.5f, .gradient_norm = 0.75f,
-                   .flags = kStepWarmUp | kStepAborted, .zero = 0xffff, .crc = 0xffffffff});
+  f.writer.Append({.seq = 99,
+                   .step = 41,
+                   .start_ns = 1000,
+                   .end_ns = 2000,
+                   .data_ns = 100,
+                   .forward_ns = 300,
+                   .backward_ns = 400,
+                   .optimizer_ns = 150,
+                   .checkpoint_stall_ns = 50,
+                   .collective_wait_ns = 25,
+                   .tokens_real = 8100,
+                   .tokens_padded = 8192,
+                   .tokens_loss = 8000,
+                   .samples = 4,
+                   .model_flops = 1.5e12,
+                   .generation = 3,
+                   .loss = 2.5f,
+                   .gradient_norm = 0.75f,
+                   .flags = kStepWarmUp | kStepAborted,
+                   .zero = 0xffff,
+                   .crc = 0xffffffff});
 
   // The CRC was computed bit by bit from the polynomial 0x82f63b78.
   EXPECT_EQ(testing::HexOf(ReadStepLog(f.view, 1).records.at(0)),
             "01000000000000002900000000000000e803000000000000d007000000000000"
             "64000000000000002c0100000000000090010000000000009600000000000000"
             "32000000000000001900000000000000a41f000000200000401f000004000000"
-            "00008079efd375420300000000000000000020400000403f05000000" "4966c06d");
+            "00008079efd375420300000000000000000020400000403f05000000"
+            "4966c06d");
 }
 
 TEST(StepLog, IsDrainedBitByBit) {
@@ -75,7 +92,8 @@ TEST(StepLog, GoesOnAfterAnOlderProcess) {
 TEST(StepLog, EndsBeforeARecordThatIsTornAtTheHead) {
   Fixture f;
   f.Append(1, kStepRecords + 5);
-  f.segment.area(AreaKind::kStepLog)[5 * 128] ^= std::byte{1};  // record 6 of the older lap, half overwritten
+  f.segment.area(AreaKind::kStepLog)[5 * 128] ^=
+      std::byte{1};  // record 6 of the older lap, half overwritten
 
   StepLogRead read = ReadStepLog(f.view, 1);
   EXPECT_EQ(read.records.back().seq, kStepRecords + 5);
@@ -89,7 +107,8 @@ TEST(StepLog, IsReadWholeWhileItIsWritten) {
   Fixture f;
   std::atomic<bool> stop = false;
   std::thread writer([&] {
-    for (uint64_t i = 1; !stop.load(); ++i) f.writer.Append({.step = i, .start_ns = i * 5, .end_ns = ~i});
+    for (uint64_t i = 1; !stop.load(); ++i)
+      f.writer.Append({.step = i, .start_ns = i * 5, .end_ns = ~i});
   });
   uint64_t next = 1;
   uint64_t seen = 0;

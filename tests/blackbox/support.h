@@ -29,9 +29,11 @@
 
 namespace outlast::testing {
 
-// How often a test repeats: `full`, a twentieth under sanitizers, or what OUTLAST_TEST_REPEATS says.
+// How often a test repeats: `full`, a twentieth under sanitizers, or what OUTLAST_TEST_REPEATS
+// says.
 inline int Repeats(int full) {
-  if (const char* wanted = std::getenv("OUTLAST_TEST_REPEATS")) return std::max(1, std::atoi(wanted));
+  if (const char* wanted = std::getenv("OUTLAST_TEST_REPEATS"))
+    return std::max(1, std::atoi(wanted));
 #ifdef OUTLAST_SANITIZED
   return std::max(1, full / 20);
 #else
@@ -42,7 +44,8 @@ inline int Repeats(int full) {
 // A generator whose seed is printed; OUTLAST_TEST_SEED repeats a run.
 inline std::mt19937_64 SeededRandom() {
   const char* wanted = std::getenv("OUTLAST_TEST_SEED");
-  const uint64_t seed = wanted != nullptr ? std::strtoull(wanted, nullptr, 10) : std::random_device()();
+  const uint64_t seed =
+      wanted != nullptr ? std::strtoull(wanted, nullptr, 10) : std::random_device()();
   std::printf("seed %llu\n", static_cast<unsigned long long>(seed));
   return std::mt19937_64(seed);
 }
@@ -115,9 +118,11 @@ std::string HexOf(const T& value) {
 inline uint64_t ReadEverything(const SegmentView& view) {
   uint64_t sum = ReadProgress(view, 1000).sections.size() + ReadPairs(view).size();
   for (const CommSnapshot& comm : ReadComms(view)) {
-    sum += ReadOperations(view, comm.index).size() + view.Members(comm.members_digest).size() + comm.name.size();
+    sum += ReadOperations(view, comm.index).size() + view.Members(comm.members_digest).size() +
+           comm.name.size();
   }
-  for (uint32_t ring = 0; ring < FlightRingCount(view); ++ring) sum += ReadFlightRing(view, ring).records.size();
+  for (uint32_t ring = 0; ring < FlightRingCount(view); ++ring)
+    sum += ReadFlightRing(view, ring).records.size();
   sum += ReadStepLog(view, 1).records.size();
   for (uint32_t index = 0; index < 2048; ++index) sum += view.String(index).size();
   return sum;

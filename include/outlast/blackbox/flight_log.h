@@ -1,8 +1,9 @@
-// What a rank did last: a ring of 64 B records for each writer thread, and a row for each communicator.
+// What a rank did last: a ring of 64 B records for each writer thread, and a row for each
+// communicator.
 //
-// A ring has one writer. (A ring shared by threads has a hole: a writer that is preempted for a whole lap scribbles under
-// a newer valid number.) Records are overwritten in place; a reader drops what fails its CRC, so a kill costs at most the
-// one record that each thread was writing.
+// A ring has one writer. (A ring shared by threads has a hole: a writer that is preempted for a
+// whole lap scribbles under a newer valid number.) Records are overwritten in place; a reader drops
+// what fails its CRC, so a kill costs at most the one record that each thread was writing.
 #pragma once
 
 #include <atomic>
@@ -26,12 +27,13 @@ struct FlightRecord {
   uint64_t op_seq;
   uint64_t bytes;
   uint64_t aux;
-  uint32_t call_site;  // index of an interned "file:line", or the low half of a return address
-  uint32_t thread;     // kernel thread id
+  uint32_t call_site;   // index of an interned "file:line", or the low half of a return address
+  uint32_t thread;      // kernel thread id
   uint32_t generation;  // low half
   uint32_t crc;         // CRC32C of bytes 0..59
 };
-static_assert(sizeof(FlightRecord) == 64 && offsetof(FlightRecord, t_ns) == 8 && offsetof(FlightRecord, kind) == 16);
+static_assert(sizeof(FlightRecord) == 64 && offsetof(FlightRecord, t_ns) == 8 &&
+              offsetof(FlightRecord, kind) == 16);
 static_assert(offsetof(FlightRecord, comm) == 18 && offsetof(FlightRecord, signature) == 20);
 static_assert(offsetof(FlightRecord, op_seq) == 24 && offsetof(FlightRecord, bytes) == 32);
 static_assert(offsetof(FlightRecord, aux) == 40 && offsetof(FlightRecord, call_site) == 48);
@@ -42,11 +44,11 @@ inline constexpr uint16_t kNoComm = 0xffff;
 
 // The numbers are part of the ABI; those from kUser on are the caller's.
 enum class FlightKind : uint16_t {
-  kEntered = 1,    // an operation's call
-  kLaunched = 2,   // enqueued
-  kStarted = 3,    // runs
+  kEntered = 1,   // an operation's call
+  kLaunched = 2,  // enqueued
+  kStarted = 3,   // runs
   kDone = 4,
-  kFailed = 5,     // aux: error
+  kFailed = 5,  // aux: error
   kSectionOpened = 6,
   kSectionClosed = 7,
   kStep = 8,
@@ -68,12 +70,12 @@ struct FlightEvent {
   uint32_t call_site = 0;
 };
 
-// The calling thread's ring. Move-only; used by that thread alone; borrows the segment. The ring is free again when the
-// log is destroyed, and its records stay.
+// The calling thread's ring. Move-only; used by that thread alone; borrows the segment. The ring is
+// free again when the log is destroyed, and its records stay.
 class FlightLog {
  public:
-  // Takes a free ring, and goes on after its last record. When all are taken the log writes nothing, and the header
-  // counts the thread.
+  // Takes a free ring, and goes on after its last record. When all are taken the log writes
+  // nothing, and the header counts the thread.
   static FlightLog ForThisThread(Segment& segment);
 
   FlightLog() = default;
@@ -107,10 +109,24 @@ struct FlightRing {
 FlightRing ReadFlightRing(const SegmentView& view, uint32_t ring);
 uint32_t FlightRingCount(const SegmentView& view);
 
-// ---- Communicators ---------------------------------------------------------------------------------------------------
+// ---- Communicators ----
 
-enum class CommKind : uint8_t { kWorld = 1, kData = 2, kTensor = 3, kPipeline = 4, kExpert = 5, kOther = 6 };
-enum class CommState : uint8_t { kFree = 0, kInit = 1, kReady = 2, kFailed = 3, kAborted = 4, kClosed = 5 };
+enum class CommKind : uint8_t {
+  kWorld = 1,
+  kData = 2,
+  kTensor = 3,
+  kPipeline = 4,
+  kExpert = 5,
+  kOther = 6
+};
+enum class CommState : uint8_t {
+  kFree = 0,
+  kInit = 1,
+  kReady = 2,
+  kFailed = 3,
+  kAborted = 4,
+  kClosed = 5
+};
 
 // Names for reports: "world", "data" ...; "unknown" for other numbers.
 std::string_view CommKindName(CommKind kind);
@@ -135,8 +151,8 @@ struct OperationSignature {
   bool operator==(const OperationSignature&) const = default;
 };
 
-// FNV-1a 64 over {u8 function, datatype, reduction, known; i32 root; u64 count}, little endian. Comparable only between
-// equal `known` masks.
+// FNV-1a 64 over {u8 function, datatype, reduction, known; i32 root; u64 count}, little endian.
+// Comparable only between equal `known` masks.
 uint64_t Signature(const OperationSignature& operation);
 // Whether the two agree in every field that both know.
 bool Agree(const OperationSignature& a, const OperationSignature& b);
@@ -144,13 +160,14 @@ bool Agree(const OperationSignature& a, const OperationSignature& b);
 struct CommInfo {
   uint64_t id_hash = 0;  // not 0; the same on all members
   uint32_t my_rank = 0;  // in the comm
-  std::span<const uint32_t> members;  // ranks of the world, in the order of the comm; borrowed for the call
+  std::span<const uint32_t>
+      members;  // ranks of the world, in the order of the comm; borrowed for the call
   CommKind kind = CommKind::kOther;
   std::string_view name;  // cut at 31 bytes
 };
 
-// The row of one communicator. Move-only; borrows the segment. One thread enters operations; launched, started and done
-// may each come from a thread of their own.
+// The row of one communicator. Move-only; borrows the segment. One thread enters operations;
+// launched, started and done may each come from a thread of their own.
 class CommCell {
  public:
   // Takes a row. kInvalidArgument: id 0. kResourceExhausted: all 256 rows are in use.
@@ -178,7 +195,8 @@ class CommCell {
   uint64_t api_seq() const { return api_seq_; }
 
  private:
-  CommCell(CommRow* row, std::span<SignatureRow> signatures, std::atomic<uint64_t>* claims, uint16_t index)
+  CommCell(CommRow* row, std::span<SignatureRow> signatures, std::atomic<uint64_t>* claims,
+           uint16_t index)
       : row_(row), signatures_(signatures), claims_(claims), index_(index) {}
   void Release();
 
@@ -189,8 +207,8 @@ class CommCell {
   uint16_t index_ = kNoComm;
 };
 
-// Counters of sends and receives with one peer. Move-only; borrows the segment; one thread a direction. The counts stay
-// readable after it until the row is needed.
+// Counters of sends and receives with one peer. Move-only; borrows the segment; one thread a
+// direction. The counts stay readable after it until the row is needed.
 class PairCell {
  public:
   // Takes a row. kInvalidArgument: id 0. kResourceExhausted: all 4,096 rows are in use.
@@ -230,7 +248,8 @@ struct CommSnapshot {
   CommKind kind = CommKind::kOther;
   CommState state = CommState::kFree;
   int32_t async_error = 0;
-  uint64_t api_seq = 0, launched_seq = kUnknownSeq, started_seq = kUnknownSeq, done_seq = kUnknownSeq;
+  uint64_t api_seq = 0, launched_seq = kUnknownSeq, started_seq = kUnknownSeq,
+           done_seq = kUnknownSeq;
   uint64_t last_signature = 0, oldest_kept_seq = 0, changed_ns = 0;
   std::string name;
 };

@@ -1,7 +1,8 @@
 // Where a rank is: its step, its open sections, and what the agent asks of it.
 //
-// One thread of the worker, the trainer's, opens and closes sections, sets the step and ticks; beats come from threads of
-// their own. A write costs a few stores: no lock, no allocation, no clock.
+// One thread of the worker, the trainer's, opens and closes sections, sets the step and ticks;
+// beats come from threads of their own. A write costs a few stores: no lock, no allocation, no
+// clock.
 #pragma once
 
 #include <cstdint>
@@ -40,20 +41,23 @@ std::string_view PhaseName(Phase phase);
 // The number of an open section: its depth, from 0.
 using SectionDepth = uint32_t;
 
-// The trainer thread's writer. Borrows the segment. Not safe for concurrent use, except the Beat functions.
+// The trainer thread's writer. Borrows the segment. Not safe for concurrent use, except the Beat
+// functions.
 class ProgressWriter {
  public:
   explicit ProgressWriter(Segment& segment);
 
-  // Text that sections are named by; before the steps, since it walks the area. 0 when that is full.
+  // Text that sections are named by; before the steps, since it walks the area. 0 when that is
+  // full.
   uint16_t Intern(std::string_view text) { return segment_->Intern(text); }
 
   void SetStep(uint64_t step);
 
-  // Opens a section inside those that are open. name: from Intern. limit_ns: 0 = learned. Sections deeper than 16 are
-  // counted in the depth and have no row.
+  // Opens a section inside those that are open. name: from Intern. limit_ns: 0 = learned. Sections
+  // deeper than 16 are counted in the depth and have no row.
   SectionDepth OpenSection(uint16_t name, Phase phase, uint64_t limit_ns, uint64_t now_ns);
-  // Closes a section and whatever was left open inside it. Closing one that is not open does nothing.
+  // Closes a section and whatever was left open inside it. Closing one that is not open does
+  // nothing.
   void CloseSection(SectionDepth depth);
   // Closes the innermost one.
   void CloseSection();
@@ -126,11 +130,13 @@ struct ProgressSnapshot {
   Phase phase = Phase::kNone;         // of the innermost section
   std::vector<OpenSection> sections;  // outermost first; at most 16
 
-  // Sections that opened or closed, the step, progress: all that a hung rank leaves as it is. Beats are left out.
+  // Sections that opened or closed, the step, progress: all that a hung rank leaves as it is. Beats
+  // are left out.
   bool MovedSince(const ProgressSnapshot& earlier) const;
 };
 
-// Takes a look; `now_ns` is the reader's CLOCK_MONOTONIC, of the same boot. Needs nothing from the writer.
+// Takes a look; `now_ns` is the reader's CLOCK_MONOTONIC, of the same boot. Needs nothing from the
+// writer.
 ProgressSnapshot ReadProgress(const SegmentView& view, uint64_t now_ns);
 
 }  // namespace outlast

@@ -24,18 +24,22 @@ struct StepRecord {
   uint16_t zero;
   uint32_t crc;  // CRC32C of bytes 0..123, set by Append
 };
-static_assert(sizeof(StepRecord) == 128 && offsetof(StepRecord, step) == 8 && offsetof(StepRecord, start_ns) == 16);
+static_assert(sizeof(StepRecord) == 128 && offsetof(StepRecord, step) == 8 &&
+              offsetof(StepRecord, start_ns) == 16);
 static_assert(offsetof(StepRecord, end_ns) == 24 && offsetof(StepRecord, data_ns) == 32);
 static_assert(offsetof(StepRecord, forward_ns) == 40 && offsetof(StepRecord, backward_ns) == 48);
-static_assert(offsetof(StepRecord, optimizer_ns) == 56 && offsetof(StepRecord, checkpoint_stall_ns) == 64);
-static_assert(offsetof(StepRecord, collective_wait_ns) == 72 && offsetof(StepRecord, tokens_real) == 80);
+static_assert(offsetof(StepRecord, optimizer_ns) == 56 &&
+              offsetof(StepRecord, checkpoint_stall_ns) == 64);
+static_assert(offsetof(StepRecord, collective_wait_ns) == 72 &&
+              offsetof(StepRecord, tokens_real) == 80);
 static_assert(offsetof(StepRecord, tokens_padded) == 84 && offsetof(StepRecord, tokens_loss) == 88);
 static_assert(offsetof(StepRecord, samples) == 92 && offsetof(StepRecord, model_flops) == 96);
 static_assert(offsetof(StepRecord, generation) == 104 && offsetof(StepRecord, loss) == 112);
 static_assert(offsetof(StepRecord, gradient_norm) == 116 && offsetof(StepRecord, flags) == 120);
 static_assert(offsetof(StepRecord, zero) == 122 && offsetof(StepRecord, crc) == 124);
 
-// Appends steps; one writer a segment. Borrows the segment. Goes on after the last record of an older process.
+// Appends steps; one writer a segment. Borrows the segment. Goes on after the last record of an
+// older process.
 class StepLogWriter {
  public:
   explicit StepLogWriter(Segment& segment);
@@ -54,7 +58,8 @@ struct StepLogRead {
   uint64_t next_seq = 1;            // pass it as from_seq next time
 };
 
-// The records from `from_seq` on (1: all that are kept). Costs what is new, not the size of the ring.
+// The records from `from_seq` on (1: all that are kept). Costs what is new, not the size of the
+// ring.
 StepLogRead ReadStepLog(const SegmentView& view, uint64_t from_seq);
 
 }  // namespace outlast
