@@ -1,0 +1,40 @@
+// What can go wrong with a worker, and what the job remembers of it.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <string_view>
+
+namespace outlast {
+
+enum class FaultClass : uint8_t {
+  kPreempt,    // a person, a batch system or the platform asked: free
+  kCrash,      // exit code other than 0, or a signal that we did not send
+  kHang,       // a verdict of the watchdog
+  kResource,   // out of memory, disk full, cgroup limit
+  kEarlyExit,  // exit code 0 while others run past the grace
+};
+std::string_view FaultClassName(FaultClass fault_class);
+
+// How a process ended.
+struct ProcessEnd {
+  int code = 0;          // exit code; meaningful when signal is 0
+  int signal = 0;        // the signal that ended it, or 0
+  bool by_us = false;    // we had sent that signal, or killed its tree: an effect, never a cause
+  bool clean() const { return code == 0 && signal == 0; }
+};
+
+struct FaultRecord {
+  FaultClass fault_class = FaultClass::kCrash;
+  int rank = -1;
+  uint64_t generation = 0;
+  int64_t step_reached = 0;    // the newest step that any rank had begun
+  int64_t step_committed = 0;  // the newest step on disk, 0 when none
+  ProcessEnd end;
+  std::string found_by;  // "process exit", "watchdog: stopped", ...
+  std::string detail;    // one line for people: "rank 2: killed by signal 9", the verdict's evidence
+  // What makes two faults the same: digest of class, code or signal or verdict, and phase.
+  uint64_t root = 0;
+};
+
+}  // namespace outlast
