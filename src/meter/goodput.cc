@@ -516,6 +516,12 @@ void PaintGap(const Line& line, size_t run, Painter& painter) {
   painter.Paint(before.end, line.runs[run].begin, state);
 }
 
+// What a step did besides its parts.
+JobState StateOfRest(const JobStep& step) {
+  if (step.flags & kStepEval) return JobState::kEval;
+  return step.flags & kStepWarmUp ? JobState::kWarmUp : JobState::kIdleHeld;
+}
+
 void PaintSteps(const std::vector<JobStep>& steps, Painter& painter) {
   std::vector<const JobStep*> by_time;
   for (const JobStep& step : steps) by_time.push_back(&step);
@@ -535,7 +541,7 @@ void PaintSteps(const std::vector<JobStep>& steps, Painter& painter) {
       paint(step->data_ns, JobState::kDataWait);
       paint(step->work_ns, step->is_lost ? JobState::kLostWork : JobState::kProductive);
       paint(step->checkpoint_stall_ns, JobState::kCheckpointStall);
-      paint(step->other_ns, step->flags & kStepEval ? JobState::kEval : JobState::kIdleHeld);
+      paint(step->other_ns, StateOfRest(*step));
     }
     painted = std::max(painted, step->end_ns);
   }

@@ -3,7 +3,7 @@
 //
 // What is not plain from the states' names:
 // - A step's parts: its data wait, then forward + backward + optimizer (productive), then the checkpoint stall; the rest is
-//   eval where the step says so, else idle_held. A step in which nothing was marked is productive as a whole.
+//   eval or warm_up where the step's flags say so, else idle_held. A step in which nothing was marked is productive as a whole.
 // - The job's step is that of its lowest slot; tokens and FLOPs are summed over the slots.
 // - A step is lost once a later generation goes on at or before it: its productive time becomes lost_work, its other parts
 //   keep their label. One that a rank left early (aborted) is lost_work as a whole, unless training went on behind it.
