@@ -196,8 +196,9 @@ TEST_F(Report, RefusesBadInputWithOneLineAnd85) {
                 {{a, "--jsno"}, "unknown flag --jsno, wanted RUN_DIR... [--json]"}};
   for (const auto& each : kCases) {
     EXPECT_EQ(Run(each.args), 85) << each.wanted;
-    EXPECT_NE(err_.str().find(each.wanted), std::string::npos) << err_.str();
-    EXPECT_EQ(std::count(err_.str().begin(), err_.str().end(), '\n'), 1);
+    const std::string said = err_.str();
+    EXPECT_NE(said.find(each.wanted), std::string::npos) << said;
+    EXPECT_EQ(std::count(said.begin(), said.end(), '\n'), 1);
     EXPECT_EQ(out_.str(), "");
   }
   EXPECT_EQ(Run({"--help"}), 0);
