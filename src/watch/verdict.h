@@ -65,6 +65,7 @@ struct RankLook {
   uint64_t incarnation = 0;  // of the slot's present process as the agent knows it; 0: not told
   ProcessState process = ProcessState::kUnknown;
   std::optional<int> exit_code;  // of a dead process, where known; 128 + signal for one that was killed
+  bool has_finished = false;     // its body returned OK: it enters nothing any more
   ProgressSnapshot progress;
   std::vector<CommLook> comms;
   std::vector<PairRow> pairs;
