@@ -82,7 +82,7 @@ struct ChunkRange {
 struct BufferLayout {
   uint64_t image_bytes = 0;
   uint64_t replicated_bytes = 0;
-  uint32_t extra_capacity = 0;
+  uint32_t extra_capacity = 0;  // at least; a Buffer's own layout has what is left of the last page too
 
   uint64_t image_offset() const { return kBufferHeaderBytes; }
   uint64_t padded_image_bytes() const;
@@ -172,8 +172,8 @@ struct SealInfo {
   uint32_t extra_bytes = 0;  // at the start of extra(); their CRC is taken by Seal
 };
 
-// Checks a *copy* of a header: magic, version, state sealed, layout in bounds and consistent, header CRC, run, boot,
-// layout hash, in this order. kFailedPrecondition: not sealed. kUnimplemented: another version. kDataLoss: torn or damaged.
+// Checks a *copy* of a header: magic, version, sizes that add up, state sealed, header CRC, run, boot, layout hash, in
+// this order. kFailedPrecondition: not sealed. kUnimplemented: another version. kDataLoss: torn or damaged.
 // kNotFound: of another run, boot or layout. The message names the field, what was found and what was wanted.
 absl::Status Validate(const BufferHeader& header, const Id128& run_id, const Id128& boot_id, uint64_t layout_hash);
 

@@ -5,6 +5,7 @@
 // one record that each thread was writing.
 #pragma once
 
+#include <atomic>
 #include <cstdint>
 #include <span>
 #include <string>
@@ -166,8 +167,7 @@ class CommCell {
   uint16_t index() const { return index_; }
   // An operation's call: its sequence number, from 1, which is returned, and what it looks like.
   uint64_t Enter(const OperationSignature& operation, uint64_t now_ns);
-  // Highest operation that is enqueued, runs, is finished. Unknown (all ones) until the first call, except done, which
-  // starts at 0 with SetDoneIsKnown.
+  // Highest operation that is enqueued, runs, is finished. Unknown (all ones) until the first call.
   void SetLaunched(uint64_t seq, uint64_t now_ns);
   void SetStarted(uint64_t seq, uint64_t now_ns);
   void SetDone(uint64_t seq, uint64_t now_ns);
@@ -179,17 +179,28 @@ class CommCell {
   uint64_t api_seq() const { return api_seq_; }
 
  private:
+  CommCell(CommRow* row, std::span<SignatureRow> signatures, std::atomic<uint64_t>* claims, uint16_t index)
+      : row_(row), signatures_(signatures), claims_(claims), index_(index) {}
+  void Release();
+
   CommRow* row_ = nullptr;
   std::span<SignatureRow> signatures_;
+  std::atomic<uint64_t>* claims_ = nullptr;
   uint64_t api_seq_ = 0;
   uint16_t index_ = kNoComm;
 };
 
-// Counters of sends and receives with one peer. Borrows the segment; one thread a direction.
+// Counters of sends and receives with one peer. Move-only; borrows the segment; one thread a direction. The counts stay
+// readable after it until the row is needed.
 class PairCell {
  public:
-  // Takes or finds the row of (comm, peer). kResourceExhausted: all rows are in use.
+  // Takes a row. kInvalidArgument: id 0. kResourceExhausted: all 4,096 rows are in use.
   static absl::StatusOr<PairCell> Open(Segment& segment, uint64_t comm_id_hash, uint32_t peer);
+
+  PairCell() = default;
+  PairCell(PairCell&& other) noexcept;
+  PairCell& operator=(PairCell&& other) noexcept;
+  ~PairCell();
 
   void EnterSend() { Add(row_->sends_entered); }
   void FinishSend() { Add(row_->sends_done); }
@@ -197,10 +208,11 @@ class PairCell {
   void FinishReceive() { Add(row_->receives_done); }
 
  private:
-  explicit PairCell(PairRow* row) : row_(row) {}
-  static void Add(uint64_t& counter) { StoreWord(counter, counter + 1); }
+  static void Add(uint64_t& counter) { StoreWord(counter, LoadWord(counter) + 1); }
 
-  PairRow* row_;
+  PairRow* row_ = nullptr;
+  std::atomic<uint64_t>* claims_ = nullptr;
+  uint16_t index_ = 0;
 };
 
 // A kept operation of a comm.

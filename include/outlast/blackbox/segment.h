@@ -13,7 +13,6 @@
 #pragma once
 
 #include <array>
-#include <atomic>
 #include <bit>
 #include <cstddef>
 #include <cstdint>
@@ -233,6 +232,13 @@ struct MemberRun {  // ranks first, first + stride, ...
 };
 static_assert(sizeof(MembersEntry) == 16 && sizeof(MemberRun) == 12);
 
+// An area that was checked against its segment's bounds; all 0 where there is none.
+struct SegmentArea {
+  uint64_t offset = 0, count = 0;
+  uint32_t stride = 0;
+};
+using SegmentAreas = std::array<SegmentArea, kMaxAreas + 1>;  // by kind
+
 // ---- Writing ---------------------------------------------------------------------------------------------------------
 
 // Whose black box it is. job_id is zero while no checkpoint root is open.
@@ -288,6 +294,7 @@ class Segment {
   // The last kSignaturesPerComm operations of comm row `comm`.
   std::span<SignatureRow> signatures(size_t comm) const;
   std::span<PairRow> pairs() const { return Rows<PairRow>(AreaKind::kPairs); }
+  // The bytes of any area, such as the flight rings and the step log; empty where there is none.
   std::span<std::byte> area(AreaKind kind) const;
 
   // The index of `text` in the strings, cut at 255 bytes; 0 when the area is full. No allocation. Once a string, not once
@@ -309,12 +316,11 @@ class Segment {
 
  private:
   friend class FlightLog;
-  struct Area {
-    uint64_t offset = 0, count = 0;
-    uint32_t stride = 0;
-  };
+  friend class CommCell;
+  friend class PairCell;
+  struct Claims;
 
-  Segment(UniqueFd fd, Mapping mapping, const std::array<Area, kMaxAreas + 1>& areas);
+  Segment(UniqueFd fd, Mapping mapping, const SegmentAreas& areas);
   template <typename T>
   std::span<T> Rows(AreaKind kind) const {
     const std::span<std::byte> bytes = area(kind);
@@ -323,8 +329,8 @@ class Segment {
 
   UniqueFd fd_;
   Mapping mapping_;
-  std::array<Area, kMaxAreas + 1> areas_;                  // by kind; checked once, never read from shared memory again
-  std::unique_ptr<std::atomic<uint32_t>> claimed_rings_;  // a bit a flight ring; apart, so that a move leaves it in place
+  SegmentAreas areas_;              // checked once, never read from shared memory again
+  std::unique_ptr<Claims> claims_;  // rows and rings in use by this process; apart, so that a move leaves it in place
 };
 
 // ---- Reading ---------------------------------------------------------------------------------------------------------
@@ -369,18 +375,13 @@ class SegmentView {
   std::vector<uint32_t> Members(uint64_t digest) const;
 
  private:
-  struct Area {
-    uint64_t offset = 0, count = 0;
-    uint32_t stride = 0;
-  };
-
   SegmentView(std::shared_ptr<const void> owner, std::span<const std::byte> bytes,
-              const std::array<Area, kMaxAreas + 1>& areas);
+              const SegmentAreas& areas);
   void CopyWords(AreaKind kind, uint64_t row, uint64_t offset, std::span<uint64_t> words) const;
 
   std::shared_ptr<const void> owner_;  // shared: a view is handed around, the bytes are read by all of its copies
   std::span<const std::byte> bytes_;
-  std::array<Area, kMaxAreas + 1> areas_;
+  SegmentAreas areas_;
 };
 
 }  // namespace outlast
