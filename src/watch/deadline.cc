@@ -22,7 +22,7 @@ int64_t MedianDeviation(const std::vector<int64_t>& values, int64_t median) {
 
 // Limits of these are never learned: they happen too rarely, and differ too much.
 bool IsOnlyConfigured(Phase phase) {
-  return phase == Phase::kInit || phase == Phase::kRebuild || phase == Phase::kCompile || phase == Phase::kNone;
+  return phase == Phase::kInit || phase == Phase::kRebuild || phase == Phase::kCompile;
 }
 
 }  // namespace
@@ -110,6 +110,11 @@ WorkLimit DeadlineBook::For(const OpenSection* section, uint8_t comm_kind, bool 
   const WorkLimit configured{Configured(phase), false};
   // Switched off is switched off: nothing learned switches it on.
   if (!may_learn || IsOnlyConfigured(phase) || configured.limit == absl::InfiniteDuration()) return configured;
+  if (section == nullptr) {
+    // Outside any section only the wait in an operation is bounded by a step; what else happens there is anybody's guess.
+    const auto of_step = comm_kind == 0 ? std::nullopt : Learned(WorkKey::Step());
+    return of_step ? WorkLimit{*of_step, true} : configured;
+  }
   if (const auto own = Learned({section->id, phase, comm_kind})) return {*own, true};
   if (!IsPlainStepPhase(*section)) return configured;
   if (const auto of_phase = Learned(WorkKey::PhaseOfStep(phase))) return {*of_phase, true};

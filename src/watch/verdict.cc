@@ -332,7 +332,7 @@ class Judge {
         guilty.push_back(index);
       } else if (has_moved(index)) {
         spared.push_back(index);
-      } else if (look(index).pace.is_over() || !options_.needs_expired_deadline || HasFirmWaiter(GroupsWaitingFor({index}))) {
+      } else if (look(index).pace.is_past_limit() || !options_.needs_expired_deadline || HasFirmWaiter(GroupsWaitingFor({index}))) {
         guilty.push_back(index);
       } else {
         spared.push_back(index);

@@ -47,7 +47,9 @@ struct Pace {
   LimitSource source = LimitSource::kNone;  // kNone: nothing pending
   std::string section;                      // which section it counts for; empty: outside any
 
-  bool is_over() const { return source != LimitSource::kNone && age > limit; }
+  bool is_past_limit() const { return age > limit; }
+  // Reason enough to judge. Idling past its limit is none, unless somebody waits for the rank.
+  bool is_over() const { return source != LimitSource::kNone && is_past_limit(); }
 };
 
 struct CommLook {
