@@ -5,11 +5,13 @@
 #include <time.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <array>
 #include <string>
 #include <utility>
 
 #include "outlast/base/fd.h"
+#include "outlast/base/status.h"
 
 namespace outlast {
 namespace {
@@ -27,6 +29,20 @@ std::string_view StatusField(std::string_view text, std::string_view name) {
 
 bool HasPending(const CommSnapshot& row) {
   return row.state == CommState::kReady && (row.done_seq == kUnknownSeq || row.api_seq > row.done_seq);
+}
+
+// The lowest free row is taken first, so a long run of free rows is the end: reading all 4,096 each poll would cost more
+// than everything else together, and would allocate the memory behind them.
+std::vector<PairRow> PairsOf(const SegmentView& view) {
+  constexpr uint64_t kEnoughFree = 64;
+  std::vector<PairRow> pairs;
+  uint64_t free_rows = 0;
+  for (uint64_t i = 0; i < view.rows(AreaKind::kPairs) && free_rows < kEnoughFree; ++i) {
+    const auto row = view.Row<PairRow>(AreaKind::kPairs, i);
+    free_rows = row.comm == 0 ? free_rows + 1 : 0;
+    if (row.comm != 0) pairs.push_back(row);
+  }
+  return pairs;
 }
 
 }  // namespace
@@ -93,7 +109,7 @@ RankLook LookReader::Look(int rank, int64_t now_ns) {
     comm.row = std::move(row);
     look.comms.push_back(std::move(comm));
   }
-  look.pairs = ReadPairs(view_);
+  look.pairs = PairsOf(view_);
   return look;
 }
 

@@ -54,6 +54,8 @@ class MonitorState {
   void Arm(uint64_t generation);
   // A generation ends, or nobody is to be judged for now.
   void Disarm() { armed_ = false; }
+  // After a pause of the polls: ages start again, what was learned and reported stays.
+  void Resume() { has_polled_ = false; }
   bool is_armed() const { return armed_; }
   uint64_t generation() const { return generation_; }
 
