@@ -101,9 +101,11 @@ class Judge {
   const RankLook& look(int index) const { return *ranks_[static_cast<size_t>(index)].second; }
   bool is_usable(int index) const { return usable_[static_cast<size_t>(index)].second != nullptr; }
   int count() const { return static_cast<int>(ranks_.size()); }
+  // A process that was stopped at the first look and runs again has had no time to move yet: it counts as moving.
   bool has_moved(int index) const {
-    const RankLooks& rank = ranks_[static_cast<size_t>(index)];
-    return rank.first == nullptr || rank.second->MovedSince(*rank.first);
+    const auto& [first, second] = ranks_[static_cast<size_t>(index)];
+    if (first == nullptr || second->MovedSince(*first)) return true;
+    return first->process == ProcessState::kStopped && second->process != ProcessState::kStopped;
   }
 
   // The pair with null looks where the tables say nothing of the present: no data, an old generation or incarnation, a new
