@@ -1,0 +1,213 @@
+#include "watch/monitor.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "base/error.h"
+#include "outlast/base/clock.h"
+#include "watch/evidence.h"
+#include "watch/options.h"
+
+namespace outlast {
+
+Monitor::Monitor(Keeper& keeper, WorkerHost& host, MonitorListener listener)
+    : keeper_(keeper), host_(host), listener_(std::move(listener)) {}
+
+Monitor::~Monitor() {
+  if (timer_) keeper_.loop().Cancel(*timer_);
+}
+
+// ---- What the keeper tells -------------------------------------------------------------------------------------------
+
+// Every rank asks; the first one's options hold.
+bool Monitor::OnMessage(int slot, Message& message) {
+  if (message.kind != MessageKind::kWatch) return false;
+  PayloadReader payload(message.payload);
+  const std::string text(payload.Text());
+  const auto options = payload.ok() ? DecodeWatchOptions(text)
+                                    : Error(absl::StatusCode::kInvalidArgument, "slot {}: a watch request without options", slot);
+  if (options.ok() && state_ == nullptr) {
+    encoded_options_ = text;
+    Begin(*options);
+  } else if (options.ok() && text != encoded_options_ && !has_told_of_difference_) {
+    has_told_of_difference_ = true;
+    fmt::print(stderr, "outlast: slot {} asks for other watchdog options than the first rank; the first ones hold\n", slot);
+  }
+  if (message.request != 0) keeper_.Answer(slot, message.request, options.status());
+  return true;
+}
+
+void Monitor::Begin(const WatchdogOptions& options) {
+  options_ = options;
+  state_ = std::make_unique<MonitorState>(options, keeper_.world());
+  due_ = Clock::Real().Uptime();
+  if (commit_) ArmFor(*commit_);
+}
+
+void Monitor::OnCommit(const CommitGeneration& commit) {
+  commit_ = commit;
+  ended_.assign(static_cast<size_t>(keeper_.world()), 0);
+  if (state_ != nullptr) ArmFor(commit);
+}
+
+void Monitor::ArmFor(const CommitGeneration& commit) {
+  state_->Arm(commit.generation);
+  frozen_ = FreezeReason::kNone;
+  if (timer_) return;
+  due_ = Clock::Real().Uptime();
+  Schedule();
+}
+
+void Monitor::OnAbort(uint64_t generation) {
+  if (!commit_ || commit_->generation > generation) return;
+  commit_.reset();
+  if (state_ != nullptr) state_->Disarm();
+}
+
+void Monitor::OnWorkerEnded(int slot) {
+  if (slot >= 0 && static_cast<size_t>(slot) < ended_.size()) ended_[static_cast<size_t>(slot)] = 1;
+}
+
+// ---- Polling ---------------------------------------------------------------------------------------------------------
+
+void Monitor::Schedule() {
+  // At a steady pace, so that a poll's own cost does not stretch it; after a delay from now on.
+  due_ = std::max(due_ + options_.poll, Clock::Real().Uptime());
+  timer_ = keeper_.loop().RunAt(due_, [this] {
+    timer_.reset();
+    PollNow();
+    if (state_->is_armed()) Schedule();
+  });
+}
+
+LookReader* Monitor::ReaderOf(int slot) {
+  const auto at = static_cast<size_t>(slot);
+  if (readers_.size() <= at) readers_.resize(at + 1);
+  if (!readers_[at]) {
+    auto reader = LookReader::Open(keeper_.black_box(slot).fd(), slot);
+    if (!reader.ok()) return nullptr;  // unknown, not hung
+    readers_[at].emplace(std::move(*reader));
+  }
+  return &*readers_[at];
+}
+
+RankLook Monitor::LookAt(int rank, int slot, int64_t now_ns) {
+  LookReader* reader = ReaderOf(slot);
+  RankLook unknown;
+  unknown.rank = rank;
+  unknown.slot = slot;
+  const bool has_finished = keeper_.is_finished(slot);
+  const bool has_ended = ended_[static_cast<size_t>(slot)] != 0;
+  if (reader == nullptr || (!keeper_.is_joined(slot) && !has_finished && !has_ended)) return unknown;
+  RankLook look = reader->Look(rank, now_ns);
+  look.has_finished = has_finished;
+  if (has_ended) look.process = ProcessState::kDead;
+  // Done and gone: that is no death.
+  if (has_finished && look.process == ProcessState::kDead) look.process = ProcessState::kUnknown;
+  return look;
+}
+
+void Monitor::PollNow() {
+  if (!state_->is_armed() || !commit_ || is_capturing_) return;
+  PollInput input;
+  input.monotonic_ns = MonotonicNanos();
+  input.boottime_ns = BoottimeNanos();
+  for (size_t i = 0; i < commit_->members.size(); ++i) {
+    const int slot = commit_->members[i];
+    const int rank = static_cast<int>(i);
+    input.looks.push_back(LookAt(rank, slot, input.monotonic_ns));
+    LookReader* reader = ReaderOf(slot);
+    if (reader == nullptr) continue;
+    for (const StepRecord& step : reader->NewSteps()) input.steps.push_back({rank, step});
+  }
+  const int64_t started_ns = input.monotonic_ns;
+  const PollResult result = state_->Poll(std::move(input));
+  if (result.frozen != frozen_ && result.frozen != FreezeReason::kNone) {
+    fmt::print(stderr, "outlast: watch: {}; deadlines start again\n", FreezeReasonName(result.frozen));
+  }
+  frozen_ = result.frozen;
+  if (result.recovered && listener_.on_recovered) listener_.on_recovered(*result.recovered);
+  if (result.finding) OnFinding(*result.finding, absl::Nanoseconds(MonotonicNanos() - started_ns));
+}
+
+// ---- Findings --------------------------------------------------------------------------------------------------------
+
+// The culprits, and two of those that wait for them.
+std::vector<int> Monitor::SlotsForStacks(const Verdict& verdict) const {
+  std::vector<int> slots;
+  const auto add = [&](int slot) {
+    const bool is_new = std::find(slots.begin(), slots.end(), slot) == slots.end();
+    if (is_new && keeper_.is_joined(slot)) slots.push_back(slot);
+  };
+  for (const Culprit& culprit : verdict.culprits) add(culprit.slot);
+  const size_t roots = slots.size();
+  for (const int rank : verdict.waiting) {
+    if (slots.size() < roots + 2) add(commit_->members[static_cast<size_t>(rank)]);
+  }
+  return slots;
+}
+
+// Evidence first, then stacks, and only then does anything happen to a process.
+void Monitor::OnFinding(const Verdict& verdict, absl::Duration took) {
+  ++findings_;
+  const std::vector<int> slots = SlotsForStacks(verdict);
+  const std::string& run_dir = keeper_.options().run_dir;
+  std::string folder;
+  if (!run_dir.empty()) {
+    std::vector<BoxOfRank> boxes;
+    for (size_t i = 0; i < commit_->members.size(); ++i) {
+      boxes.push_back({static_cast<int>(i), keeper_.black_box(commit_->members[i]).fd()});
+    }
+    const auto written = WriteEvidence(run_dir, findings_, verdict, boxes, slots, took);
+    if (written.ok()) folder = *written;
+    if (!written.ok()) fmt::print(stderr, "outlast: watch: evidence not written: {}\n", MessageOf(written.status()));
+  }
+  if (listener_.on_finding) listener_.on_finding(verdict, folder);
+  const std::string reason = fmt::format("{}: {}", VerdictClassName(verdict.verdict_class), verdict.reason);
+  if (slots.empty()) return Act(verdict);
+  std::vector<RankLook> then;
+  for (const Culprit& culprit : verdict.culprits) then.push_back(LookAt(culprit.rank, culprit.slot, MonotonicNanos()));
+  is_capturing_ = true;
+  host_.CaptureStacks({slots, reason}, [this, verdict, then = std::move(then), alive = std::weak_ptr<const bool>(alive_)] {
+    if (alive.expired()) return;
+    is_capturing_ = false;
+    state_->Resume();
+    if (StillHolds(verdict, then)) Act(verdict);
+  });
+}
+
+// Stacks may take seconds. Who moved meanwhile is not killed for what was.
+bool Monitor::StillHolds(const Verdict& verdict, const std::vector<RankLook>& then) {
+  if (!commit_ || commit_->generation != verdict.generation) return false;
+  for (const RankLook& earlier : then) {
+    const RankLook now = LookAt(earlier.rank, earlier.slot, MonotonicNanos());
+    if (earlier.process == ProcessState::kStopped && now.process == ProcessState::kRunning) return false;
+    if (now.MovedSince(earlier)) return false;
+  }
+  return true;
+}
+
+void Monitor::Act(const Verdict& verdict) {
+  const bool stands = commit_ && commit_->generation == verdict.generation && state_->is_armed();
+  if (options_.mode != WatchMode::kAct || !stands) return;
+  if (verdict.culprits.empty() && verdict.waiting.empty()) return;
+  VerdictGiven given{};
+  given.verdict_class = VerdictClassName(verdict.verdict_class);
+  given.detail = verdict.reason;
+  given.stopped = verdict.verdict_class == VerdictClass::kStopped;
+  if (!verdict.culprits.empty()) {
+    given.phase = static_cast<uint32_t>(verdict.culprits.front().phase);
+  }
+  // Each stopped rank has to be killed; of other verdicts the first culprit ends the generation for all. Where nobody is to
+  // blame the generation ends by one of those that wait.
+  std::vector<int> slots;
+  for (const Culprit& culprit : verdict.culprits) slots.push_back(culprit.slot);
+  if (slots.empty()) slots.push_back(commit_->members[static_cast<size_t>(verdict.waiting.front())]);
+  if (!given.stopped) slots.resize(1);
+  for (const int slot : slots) {
+    given.culprit = slot;
+    keeper_.Dispatch(given);
+  }
+}
+
+}  // namespace outlast

@@ -1,0 +1,73 @@
+// The watch inside the agent: an extension of the keeper that polls the black boxes, judges, writes the evidence down, has
+// stacks captured, and then, in act mode, tells the job machine.
+//
+//   kWatch ──> poll ──> finding ──> RUN_DIR/boxes ──> stacks ──> VerdictGiven
+//                ^───── recovered, next generation ────┘
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "absl/time/time.h"
+#include "run/keeper.h"
+#include "watch/look_reader.h"
+#include "watch/monitor_state.h"
+
+namespace outlast {
+
+// For consoles, reports and ledgers. Called on the loop's thread; may be empty.
+struct MonitorListener {
+  // `folder`: the evidence; empty when there is no RUN_DIR, or it could not be written.
+  std::function<void(const Verdict& verdict, const std::string& folder)> on_finding;
+  std::function<void(const Verdict& verdict)> on_recovered;
+};
+
+// Attach it to `keeper`, which like `host` must outlive it. Belongs to the keeper's loop.
+class Monitor final : public KeeperExtension {
+ public:
+  Monitor(Keeper& keeper, WorkerHost& host, MonitorListener listener = {});
+  ~Monitor() override;
+
+  bool OnMessage(int slot, Message& message) override;
+  void OnAbort(uint64_t generation) override;
+  void OnCommit(const CommitGeneration& commit) override;
+  void OnWorkerEnded(int slot) override;
+  void OnPersistCommon(const std::string&) override {}
+
+  bool is_watching() const { return state_ != nullptr; }
+
+ private:
+  void Begin(const WatchdogOptions& options);
+  void ArmFor(const CommitGeneration& commit);
+  void Schedule();
+  void PollNow();
+  LookReader* ReaderOf(int slot);
+  RankLook LookAt(int rank, int slot, int64_t now_ns);
+  void OnFinding(const Verdict& verdict, absl::Duration took);
+  std::vector<int> SlotsForStacks(const Verdict& verdict) const;
+  bool StillHolds(const Verdict& verdict, const std::vector<RankLook>& then);
+  void Act(const Verdict& verdict);
+
+  Keeper& keeper_;
+  WorkerHost& host_;
+  MonitorListener listener_;
+  WatchdogOptions options_;
+  std::string encoded_options_;
+  bool has_told_of_difference_ = false;
+  std::unique_ptr<MonitorState> state_;  // null until somebody asked
+  std::optional<CommitGeneration> commit_;  // the generation that stands
+  std::vector<std::optional<LookReader>> readers_;  // by slot
+  std::vector<char> ended_;                         // by slot: the process that was there is gone
+  std::optional<EventLoop::TimerId> timer_;
+  absl::Duration due_;
+  int findings_ = 0;
+  bool is_capturing_ = false;  // our own tracer is attached: no polls
+  FreezeReason frozen_ = FreezeReason::kNone;
+  std::shared_ptr<const bool> alive_ = std::make_shared<bool>(true);  // stacks may be ready after we are gone
+};
+
+}  // namespace outlast
