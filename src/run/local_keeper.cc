@@ -25,8 +25,7 @@ absl::StatusOr<std::unique_ptr<LocalKeeper>> LocalKeeper::Start() {
 }
 
 LocalKeeper::~LocalKeeper() {
-  // A signal from here on has its default action again; the thread goes before what its callbacks read.
-  thread_.reset();
+  if (thread_ != nullptr) thread_->Stop();  // before what its callbacks read goes, the pointer to it included
 }
 
 // The first spawn is this process, which runs already. There is no second.
