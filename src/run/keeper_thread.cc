@@ -26,7 +26,7 @@ absl::Status KeeperThread::Start() {
   return started;
 }
 
-KeeperThread::~KeeperThread() {
+void KeeperThread::Stop() {
   if (loop_ != nullptr) loop_->Stop();
   if (thread_.joinable()) thread_.join();
 }

@@ -17,8 +17,9 @@ class KeeperThread {
   static absl::StatusOr<std::unique_ptr<KeeperThread>> Make(WorkerHost& host, KeeperOptions options);
   // Starts the job: returns when the first workers were spawned.
   absl::Status Start();
-  // Stops the loop and joins the thread.
-  ~KeeperThread();
+  ~KeeperThread() { Stop(); }
+  // Stops the loop and joins the thread. May be called twice.
+  void Stop();
 
   // Use it on the loop's thread: loop().Post.
   Keeper& keeper() { return *keeper_; }

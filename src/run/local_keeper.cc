@@ -32,14 +32,12 @@ void LocalKeeper::Adopt(const std::function<std::unique_ptr<KeeperExtension>(Kee
 }
 
 LocalKeeper::~LocalKeeper() {
-  if (thread_ != nullptr) {
-    thread_->RunOnLoop([this] {
-      for (const auto& extension : extensions_) keeper().Detach(extension.get());
-      extensions_.clear();
-    });
-  }
-  // A signal from here on has its default action again; the thread goes before what its callbacks read.
-  thread_.reset();
+  if (thread_ == nullptr) return;
+  thread_->RunOnLoop([this] {
+    for (const auto& extension : extensions_) keeper().Detach(extension.get());
+    extensions_.clear();
+  });
+  thread_->Stop();  // before what its callbacks read goes, the pointer to it included
 }
 
 // The first spawn is this process, which runs already. There is no second.

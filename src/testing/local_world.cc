@@ -85,8 +85,8 @@ LocalWorldResult LocalWorld::Impl::Run(const Body& body) {
   if (!in_time) thread_->RunOnLoop([this] { KillAll(); });
   for (Rank* rank : AllRanks()) rank->thread.join();
   thread_->RunOnLoop([this] { result_.refused = thread_->keeper().refused(); });
-  if (thread_ != nullptr && options_.finish) thread_->RunOnLoop([this] { options_.finish(thread_->keeper()); });
-  thread_.reset();
+  if (options_.finish) thread_->RunOnLoop([this] { options_.finish(thread_->keeper()); });
+  thread_->Stop();
   if (!in_time) {
     result_.exit_code = -1;
     result_.reason = "the world was not done in time";

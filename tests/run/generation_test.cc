@@ -92,6 +92,13 @@ TEST(ForEachGeneration, SurvivorsKeepTheirThreadAndTheDeadSlotIsRefilled) {
 // Everybody's body: waits in Get for a key that nobody puts.
 absl::Status WaitForEver(Generation& generation) { return generation.Get("never", absl::Hours(1)).status(); }
 
+// Rank 0 says that it is there, and rank 1 crashes after that: else it might crash before rank 0 has joined.
+void SayThere(Generation& generation) { EXPECT_TRUE(generation.Put("rank 0", "there").ok()); }
+absl::Status CrashWhenRank0IsThere(Generation& generation) {
+  EXPECT_TRUE(generation.Get("rank 0", kPatience).ok());
+  return absl::InternalError("a crash");
+}
+
 TEST(ForEachGeneration, UnwindsSurvivorsWithinMillisecondsOfADeath) {
   LocalWorld world(3);
   std::atomic<int64_t> killed_ns{0};
@@ -126,7 +133,8 @@ TEST(Generation, OnAbortReleasesASurvivorThatIsBlockedElsewhere) {
   const LocalWorldResult result = world.Run([&](outlast::Run& run) {
     return run.ForEachGeneration([&](Generation& generation) -> absl::Status {
       if (generation.number() > 1) return absl::OkStatus();
-      if (generation.rank() == 1) return absl::InternalError("a crash");
+      if (generation.rank() == 1) return CrashWhenRank0IsThere(generation);
+      SayThere(generation);
       std::promise<void> foreign;  // a call that knows nothing of Outlast
       generation.OnAbort([&] { foreign.set_value(); });
       foreign.get_future().wait();
@@ -143,8 +151,9 @@ TEST(Generation, OnAbortRunsAtOnceWhenTheGenerationHasEnded) {
   const LocalWorldResult result = world.Run([&](outlast::Run& run) {
     return run.ForEachGeneration([&](Generation& generation) -> absl::Status {
       if (generation.number() > 1) return absl::OkStatus();
-      if (generation.rank() == 1) return absl::InternalError("a crash");
+      if (generation.rank() == 1) return CrashWhenRank0IsThere(generation);
       generation.OnAbort([&] { ++calls; });
+      SayThere(generation);
       const absl::Status left = WaitForEver(generation);
       std::promise<void> late;
       generation.OnAbort([&] { late.set_value(); });
@@ -173,8 +182,9 @@ TEST(Generation, ASurvivorWhoseCallbackBlocksIsReplacedWithinTheGrace) {
         if (generation.rank() == 0) release.set_value();  // the test's end, not the callback's
         return absl::OkStatus();
       }
-      if (generation.rank() == 1) return absl::InternalError("a crash");
+      if (generation.rank() == 1) return CrashWhenRank0IsThere(generation);
       generation.OnAbort([released] { released.wait(); });
+      SayThere(generation);
       return WaitForEver(generation);
     });
   });
@@ -188,7 +198,11 @@ TEST(ForEachGeneration, AnAbortedThatNobodyCausedIsAFaultOfThatRank) {
   const LocalWorldResult result = world.Run([&](outlast::Run& run) {
     return run.ForEachGeneration([&](Generation& generation) -> absl::Status {
       if (generation.number() > 1) return absl::OkStatus();
-      if (generation.rank() == 1) return absl::AbortedError("I had enough");
+      if (generation.rank() == 1) {
+        OUTLAST_RETURN_IF_ERROR(generation.Get("rank 0", kPatience).status());
+        return absl::AbortedError("I had enough");
+      }
+      SayThere(generation);
       return WaitForEver(generation);
     });
   });
@@ -225,7 +239,8 @@ TEST(ForEachGeneration, SameFaultAgainAndAgainEndsTheJobForAHuman) {
   LocalWorld world(2);
   const LocalWorldResult result = world.Run([&](outlast::Run& run) {
     return run.ForEachGeneration([&](Generation& generation) -> absl::Status {
-      if (generation.rank() == 1) return absl::InternalError("always");
+      if (generation.rank() == 1) return CrashWhenRank0IsThere(generation);
+      SayThere(generation);
       return WaitForEver(generation);
     });
   });

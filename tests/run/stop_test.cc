@@ -39,6 +39,14 @@ absl::Status TrainUntilStopped(outlast::Run& run, Generation& generation, const 
   }
 }
 
+// A worker that has not joined yet when the stop comes is no part of it: its signal ends it.
+void AwaitAll(Generation& generation) {
+  EXPECT_TRUE(generation.Put(std::to_string(generation.rank()), "").ok());
+  for (int peer = 0; peer < generation.world(); ++peer) {
+    EXPECT_TRUE(generation.Get(std::to_string(peer), absl::Seconds(20)).ok());
+  }
+}
+
 TEST(Stop, AllRanksSaveTheSameStepWhateverTheirPace) {
   const int schedules = testing::TimeFactor() > 1 ? 10 : 60;
   for (int seed = 0; seed < schedules; ++seed) {
@@ -51,6 +59,7 @@ TEST(Stop, AllRanksSaveTheSameStepWhateverTheirPace) {
       const int64_t ask_at = random() % 20;
       const absl::Status left = run.ForEachGeneration([&](Generation& generation) {
         const auto work = [&](int64_t step) {
+          if (step == 1) AwaitAll(generation);
           if (run.rank() == 0 && step == ask_at + 1) world.AskStop(SIGTERM);
           Clock::Real().SleepFor(absl::Microseconds(random() % longest_us));
         };
@@ -73,6 +82,7 @@ TEST(Stop, ByInterruptEndsWith130) {
   const LocalWorldResult result = world.Run([&](outlast::Run& run) {
     return run.ForEachGeneration([&](Generation& generation) {
       const auto work = [&](int64_t step) {
+        if (step == 1) AwaitAll(generation);
         if (run.rank() == 0 && step == 3) world.AskStop(SIGINT);
         Clock::Real().SleepFor(absl::Microseconds(50));
       };
