@@ -19,6 +19,7 @@
 #include <sstream>
 
 #include "outlast/base/memory.h"
+#include "outlast/base/status.h"
 
 namespace outlast {
 namespace {
@@ -35,7 +36,8 @@ class FolderTest : public ::testing::Test {
   std::string At(const std::string& name) const { return path_ + "/" + name; }
   std::vector<std::string> Names() const {
     std::vector<std::string> names;
-    for (const FolderEntry& entry : ListFolder(path_).value()) names.push_back(entry.name);
+    const std::vector<FolderEntry> entries = ListFolder(path_).value();
+    for (const FolderEntry& entry : entries) names.push_back(entry.name);
     return names;
   }
 
@@ -207,7 +209,7 @@ TEST_P(DirectWriterTest, ReportsProgressAndStopsWhenItIsCancelled) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Modes, DirectWriterTest, ::testing::Values(IoMode::kDirect, IoMode::kBuffered),
-                         [](const auto& info) { return info.param == IoMode::kDirect ? "Direct" : "Buffered"; });
+                         [](const auto& mode) { return mode.param == IoMode::kDirect ? "Direct" : "Buffered"; });
 
 TEST_F(FolderTest, WriterRefusesATakenNameAndWrongLengths) {
   ASSERT_TRUE(CreateWhole(path_, "taken", "1").ok());
