@@ -348,13 +348,13 @@ absl::Status LayOutImage(Assignment& assignment) {
     items.emplace(std::move(item_key), std::move(item));
   }
   OUTLAST_ASSIGN_OR_RETURN(assignment.data_bytes, LayOut(boxes));
+  OUTLAST_ASSIGN_OR_RETURN(assignment.header, BuildHeader(boxes));
   assignment.image.clear();
   for (SafetensorsBox& box : boxes) {
     PlannedItem& item = items.at(key(box));
     item.box = std::move(box);
     assignment.image.push_back(std::move(item));
   }
-  OUTLAST_ASSIGN_OR_RETURN(assignment.header, BuildHeader(boxes));
   return absl::OkStatus();
 }
 

@@ -19,6 +19,7 @@
 #include "checkpoint/writer.h"
 #include "outlast/base/digest.h"
 #include "outlast/base/memory.h"
+#include "outlast/base/status.h"
 #include "outlast/checkpoint/state.h"
 #include "store/folder.h"
 
@@ -184,7 +185,5 @@ inline std::unique_ptr<Root> OpenRoot(const std::string& path, const std::string
   EXPECT_TRUE((*root)->TakeClaim().ok());
   return *std::move(root);
 }
-
-inline std::string_view Message(const absl::Status& status) { return MessageOf(status); }
 
 }  // namespace outlast

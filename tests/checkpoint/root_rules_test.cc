@@ -5,6 +5,7 @@
 #include <algorithm>
 
 #include "checkpoint/root.h"
+#include "outlast/base/status.h"
 
 namespace outlast {
 namespace {

@@ -86,7 +86,9 @@ TEST(Safetensors, AcceptsAndRefusesTheSharedFixtures) {
     const std::string path = SharedFolder() + "/cases/fixtures/" + fixture.file;
     const auto parsed = ReadSafetensors(path);
     EXPECT_EQ(parsed.ok(), fixture.outcome == "accept") << fixture.file << " (" << fixture.reason << "): " << parsed.status();
-    if (!parsed.ok()) EXPECT_THAT(parsed.status().ToString(), HasSubstr(path));
+    if (!parsed.ok()) {
+      EXPECT_THAT(parsed.status().ToString(), HasSubstr(path));
+    }
   }
 }
 
@@ -176,8 +178,8 @@ TEST(Safetensors, GivesASecondBoxOfATensorAKeyOfItsOwn) {
 
 TEST(Safetensors, RefusesAHeaderPastSixtyFourMiBWhenItIsPlanned) {
   std::vector<SafetensorsBox> boxes;
-  for (int i = 0; i < 1100; ++i) {
-    boxes.push_back({std::string(30'000, 'n') + std::to_string(i), "", DType::kU8, {1}, {0}, {1}});
+  for (int i = 0; i < 900; ++i) {
+    boxes.push_back({std::string(40'000, 'n') + std::to_string(i), "", DType::kU8, {1}, {0}, {1}});
   }
   ASSERT_TRUE(LayOut(boxes).ok());
   EXPECT_EQ(BuildHeader(boxes).status().code(), absl::StatusCode::kInvalidArgument);
