@@ -307,8 +307,11 @@ Sha256Digest DigestOf(const Plan& plan) {
 // Does `rank` hold `box` of `row`?
 bool Holds(const TensorRow& row, uint32_t rank, const Box& box) {
   if (row.boxes.empty()) return true;
-  const auto range = std::ranges::equal_range(row.boxes, rank, {}, &HeldBox::rank);
-  return std::ranges::find(range, box, &HeldBox::box) != range.end();
+  auto held = std::ranges::lower_bound(row.boxes, rank, {}, &HeldBox::rank);
+  for (; held != row.boxes.end() && held->rank == rank; ++held) {
+    if (held->box == box) return true;
+  }
+  return false;
 }
 
 uint64_t HashLayout(const Assignment& assignment) {

@@ -85,9 +85,14 @@ TEST_F(CkptToolTest, ShowsTheNewestOfTheChain) {
 
 TEST_F(CkptToolTest, RefusesWhatIsNoRootAndWrongCommandLinesInOneLine) {
   TempFolder empty;
-  for (const std::vector<std::string>& args :
-       {std::vector<std::string>{"ls", empty.path()}, {"ls", "/none/such"}, {"verify", empty / "step-000000000001-00000001"},
-        {"verify", folder_ / "step-000000000001-00000001"}, {"frob", "x"}, {"ls"}, {"ls", folder_.path(), "--what"}, {}}) {
+  for (const std::vector<std::string>& args : {std::vector<std::string>{"ls", empty.path()},
+                                               {"ls", "/none/such"},
+                                               {"verify", empty / "step-000000000001-00000001"},
+                                               {"verify", folder_ / "step-000000000001-00000001"},
+                                               {"frob", "x"},
+                                               {"ls"},
+                                               {"ls", folder_.path(), "--what"},
+                                               {}}) {
     const Answer answer = Tool(args);
     EXPECT_EQ(answer.code, 85);
     EXPECT_EQ(answer.out, "");
@@ -99,7 +104,8 @@ TEST_F(CkptToolTest, RefusesWhatIsNoRootAndWrongCommandLinesInOneLine) {
 TEST_F(CkptToolTest, ChangesNothing) {
   SaveStep(10);
   ASSERT_EQ(unlink((folder_ / "OUTLAST.json").c_str()), 0);
-  for (const std::string verb : {"ls", "verify", "show"}) EXPECT_EQ(Tool({verb, folder_.path()}).code, 0);
+  for (const std::string verb : {"ls", "verify", "show"})
+    EXPECT_EQ(Tool({verb, folder_.path()}).code, 0);
   EXPECT_FALSE(Exists(folder_ / "OUTLAST.json").value());
 }
 

@@ -55,7 +55,8 @@ Manifest ExampleManifest() {
   return manifest;
 }
 
-// The text with one stretch replaced, and a self CRC that fits again: what a hostile writer would make.
+// The text with one stretch replaced, and a self CRC that fits again: what a hostile writer would
+// make.
 std::string Forged(std::string text, std::string_view from, std::string_view to) {
   const size_t at = text.find(from);
   EXPECT_NE(at, std::string::npos) << from;
@@ -71,7 +72,8 @@ TEST(Manifest, HasTheTextThatTheFormatSays) {
   const std::string body =
       R"({"format":"outlast.manifest","version":1,"job":")" + Id128::FromName("job").hex() +
       R"(","claim":3,"checkpoint":"step-000000000900-0000002a","step":900,"generation":2,"parent":"step-000000000800-00000001",)"
-      R"("ancestors":["step-000000000800-00000001"],"world":1,"mesh":{"data":1},"plan":")" + std::string(64, 'b') +
+      R"("ancestors":["step-000000000800-00000001"],"world":1,"mesh":{"data":1},"plan":")" +
+      std::string(64, 'b') +
       R"(","tensors":1,"bytes":8,"receipts":[{"name":"w00000.receipt.json","bytes":700,"crc32c":"abcdef01","data_bytes":8}],)"
       R"("hooks":[],"committed_by":{"agent":"0","claim":3,"generation":2},"self_crc32c":")";
   char digits[9];
@@ -89,20 +91,27 @@ TEST(Manifest, ReadsBackWhatItWrote) {
 
 TEST(Manifest, RefusesANameOutsideItsFolder) {
   const std::string text = ToText(ExampleManifest()).value();
-  for (const std::string_view name : {"../w00000.receipt.json", "/etc/passwd", "w00001.receipt.json", "w0.receipt.json", ""}) {
+  for (const std::string_view name :
+       {"../w00000.receipt.json", "/etc/passwd", "w00001.receipt.json", "w0.receipt.json", ""}) {
     const absl::Status status = ParseManifest(Forged(text, "w00000.receipt.json", name)).status();
     EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument) << name;
     EXPECT_THAT(std::string(MessageOf(status)), HasSubstr("receipts.name"));
   }
-  EXPECT_FALSE(ParseManifest(Forged(text, "\"checkpoint\":\"step-000000000900-0000002a", "\"checkpoint\":\"../step")).ok());
-  EXPECT_FALSE(ParseManifest(Forged(text, "\"parent\":\"step-000000000800-00000001", "\"parent\":\"..")).ok());
+  EXPECT_FALSE(ParseManifest(Forged(text, "\"checkpoint\":\"step-000000000900-0000002a",
+                                    "\"checkpoint\":\"../step"))
+                   .ok());
+  EXPECT_FALSE(
+      ParseManifest(Forged(text, "\"parent\":\"step-000000000800-00000001", "\"parent\":\".."))
+          .ok());
   EXPECT_FALSE(ParseManifest(Forged(text, "[\"step-000000000800-00000001", "[\"../x")).ok());
 }
 
 TEST(Receipt, RefusesAFileThatIsNotItsOwnShard) {
   const std::string text = ToText(ExampleReceipt()).value();
   for (const std::string_view name : {"../w00001.safetensors", "w00000.safetensors", "/tmp/x"}) {
-    EXPECT_EQ(ParseReceipt(Forged(text, "w00001.safetensors", name)).status().code(), absl::StatusCode::kInvalidArgument) << name;
+    EXPECT_EQ(ParseReceipt(Forged(text, "w00001.safetensors", name)).status().code(),
+              absl::StatusCode::kInvalidArgument)
+        << name;
   }
 }
 
@@ -122,10 +131,16 @@ TEST(Receipt, RefusesBoxesThatDoNotFit) {
 
 TEST(Receipt, RefusesAHigherVersionAndIgnoresUnknownMembers) {
   const std::string text = ToText(ExampleReceipt()).value();
-  EXPECT_EQ(ParseReceipt(Forged(text, "\"version\":1", "\"version\":2")).status().code(), absl::StatusCode::kUnimplemented);
-  EXPECT_EQ(ParseReceipt(Forged(text, "outlast.receipt", "outlast.manifest")).status().code(), absl::StatusCode::kInvalidArgument);
-  EXPECT_TRUE(ParseReceipt(Forged(text, "\"version\":1", "\"version\":1,\"future\":{\"a\":[1.5]}")).ok());
-  EXPECT_FALSE(ParseReceipt(Forged(text, "\"version\":1", "\"version\":1,\"deep\":" + std::string(40, '[') + std::string(40, ']'))).ok());
+  EXPECT_EQ(ParseReceipt(Forged(text, "\"version\":1", "\"version\":2")).status().code(),
+            absl::StatusCode::kUnimplemented);
+  EXPECT_EQ(ParseReceipt(Forged(text, "outlast.receipt", "outlast.manifest")).status().code(),
+            absl::StatusCode::kInvalidArgument);
+  EXPECT_TRUE(
+      ParseReceipt(Forged(text, "\"version\":1", "\"version\":1,\"future\":{\"a\":[1.5]}")).ok());
+  EXPECT_FALSE(
+      ParseReceipt(Forged(text, "\"version\":1",
+                          "\"version\":1,\"deep\":" + std::string(40, '[') + std::string(40, ']')))
+          .ok());
 }
 
 TEST(Receipt, FindsEachFlippedByteAndEachCut) {
@@ -141,7 +156,9 @@ TEST(Receipt, FindsEachFlippedByteAndEachCut) {
 TEST(Receipt, GivesExtrasBackByteForByte) {
   Receipt receipt = ExampleReceipt();
   receipt.extra = {
-      {"cursor", R"({ "seed": 18446744073709551617, "rate": 1.10, "s": "}\"" })"},  // numbers that no double holds
+      {"cursor",
+       R"({ "seed": 18446744073709551617, "rate": 1.10, "s": "}\"" })"},  // numbers that no double
+                                                                          // holds
       {"random", std::string("\x00\xff\x01", 3)},
       {"empty", ""},
       {"text", "not json"},
@@ -152,7 +169,8 @@ TEST(Receipt, GivesExtrasBackByteForByte) {
       {"quo\"te", R"({})"},
   };
   const std::string text = ToText(receipt).value();
-  EXPECT_THAT(text, HasSubstr(R"("cursor":{ "seed": 18446744073709551617, "rate": 1.10, "s": "}\"" })"));
+  EXPECT_THAT(text,
+              HasSubstr(R"("cursor":{ "seed": 18446744073709551617, "rate": 1.10, "s": "}\"" })"));
   EXPECT_THAT(text, HasSubstr(R"("random":{"base64":"AP8B"})"));
   EXPECT_EQ(ParseReceipt(text)->extra, receipt.extra);
 }
@@ -161,23 +179,38 @@ TEST(CheckpointName, IsReadBackExactlyOrNotAtAll) {
   EXPECT_EQ(CheckpointName(12000, 0x7f3a91c2), "step-000000012000-7f3a91c2");
   EXPECT_EQ(ParseCheckpointName("step-000000012000-7f3a91c2")->step, 12000);
   EXPECT_EQ(ParseCheckpointName(CheckpointName(1'234'567'890'123, 1))->step, 1'234'567'890'123);
-  for (const std::string_view name : {"step-abc", "step-000000012000-7F3A91C2", "step-000000012000-00000000", "step-00000012000-7f3a91c2",
-                                      "step-0000000012000-7f3a91c2", "step-000000012000-7f3a91c2/", "../step-000000012000-7f3a91c2",
-                                      "step-99999999999999999999-7f3a91c2", "step-00000001200a-7f3a91c2"}) {
+  for (const std::string_view name :
+       {"step-abc", "step-000000012000-7F3A91C2", "step-000000012000-00000000",
+        "step-00000012000-7f3a91c2", "step-0000000012000-7f3a91c2", "step-000000012000-7f3a91c2/",
+        "../step-000000012000-7f3a91c2", "step-99999999999999999999-7f3a91c2",
+        "step-00000001200a-7f3a91c2"}) {
     EXPECT_FALSE(ParseCheckpointName(name).has_value()) << name;
   }
 }
 
 TEST(SmallFiles, ReadBackWhatTheyWrote) {
   const RootRecord root{Id128::FromName("x"), "x"};
-  EXPECT_EQ(ToText(root).value(), R"({"format":"outlast.root","version":1,"job":")" + root.job.hex() + "\",\"name\":\"x\"}\n");
+  EXPECT_EQ(ToText(root).value(), R"({"format":"outlast.root","version":1,"job":")" +
+                                      root.job.hex() + "\",\"name\":\"x\"}\n");
   EXPECT_EQ(ParseRootRecord(ToText(root).value())->name, "x");
-  const Claim claim{root.job, Id128::FromName("r"), "host", Id128::FromName("b"), 4026531836, 77, 123456};
+  const Claim claim{root.job, Id128::FromName("r"), "host", Id128::FromName("b"), 4026531836, 77,
+                    123456};
   EXPECT_EQ(ParseClaim(ToText(claim).value())->pid_namespace, 4026531836u);
   EXPECT_EQ(ParseLatest(ToText(Latest{"step-000000000001-00000001", 1}).value())->step, 1);
-  EXPECT_EQ(ParseQuarantine(ToText(std::vector<QuarantineEntry>{{"step-000000000001-00000001", "why"}}).value())->at(0).reason, "why");
-  EXPECT_EQ(ParseHooks(ToText(HooksRecord{"step-000000000001-00000001", {{"gate", "veto", "nan"}}}).value())->hooks.at(0).result, "veto");
-  EXPECT_FALSE(ParseHooks(ToText(HooksRecord{"step-000000000001-00000001", {{"gate", "maybe", ""}}}).value()).ok());
+  EXPECT_EQ(ParseQuarantine(
+                ToText(std::vector<QuarantineEntry>{{"step-000000000001-00000001", "why"}}).value())
+                ->at(0)
+                .reason,
+            "why");
+  EXPECT_EQ(
+      ParseHooks(
+          ToText(HooksRecord{"step-000000000001-00000001", {{"gate", "veto", "nan"}}}).value())
+          ->hooks.at(0)
+          .result,
+      "veto");
+  EXPECT_FALSE(
+      ParseHooks(ToText(HooksRecord{"step-000000000001-00000001", {{"gate", "maybe", ""}}}).value())
+          .ok());
   EXPECT_FALSE(ToText(RootRecord{root.job, "\xff"}).ok());
 }
 
@@ -185,14 +218,17 @@ TEST(Crcs, OfChunksMakeTheCrcOfTheWhole) {
   // "123456789" is e3069283; any cut of it must combine to that.
   for (size_t cut = 0; cut <= 9; ++cut) {
     const std::string_view text = "123456789";
-    EXPECT_EQ(CombineCrcs(Crc32c(text.substr(0, cut)), Crc32c(text.substr(cut)), 9 - cut), 0xe3069283u);
+    EXPECT_EQ(CombineCrcs(Crc32c(text.substr(0, cut)), Crc32c(text.substr(cut)), 9 - cut),
+              0xe3069283u);
   }
 }
 
 TEST(Base64, ReadsBackAndRefusesSloppyText) {
   EXPECT_EQ(ToBase64("foob"), "Zm9vYg==");  // RFC 4648, section 10
-  for (const std::string text : {"", "f", "fo", "foo", "foob", "fooba", "foobar"}) EXPECT_EQ(FromBase64(ToBase64(text)), text);
-  for (const std::string_view text : {"Zg", "Zg=", "Zh==", "Z g==", "Zg==\n", "====", "!!!!"}) EXPECT_FALSE(FromBase64(text).has_value());
+  for (const std::string text : {"", "f", "fo", "foo", "foob", "fooba", "foobar"})
+    EXPECT_EQ(FromBase64(ToBase64(text)), text);
+  for (const std::string_view text : {"Zg", "Zg=", "Zh==", "Z g==", "Zg==\n", "====", "!!!!"})
+    EXPECT_FALSE(FromBase64(text).has_value());
 }
 
 // Any bytes: a Status, never a crash.
@@ -200,18 +236,23 @@ TEST(SmallFiles, SurviveDamage) {
   const uint64_t seed = RandomU64();
   SCOPED_TRACE("seed " + std::to_string(seed));
   std::mt19937_64 random(seed);
-  const std::string receipt = ToText(ExampleReceipt()).value(), manifest = ToText(ExampleManifest()).value();
-  const std::string claim = ToText(Claim{Id128::FromName("a"), Id128::FromName("b"), "h", {}, 1, 2, 3}).value();
+  const std::string receipt = ToText(ExampleReceipt()).value(),
+                    manifest = ToText(ExampleManifest()).value();
+  const std::string claim =
+      ToText(Claim{Id128::FromName("a"), Id128::FromName("b"), "h", {}, 1, 2, 3}).value();
   for (int round = 0; round < 5'000; ++round) {
     std::string text = round % 3 == 0 ? receipt : round % 3 == 1 ? manifest : claim;
     for (uint64_t edits = 1 + random() % 3; edits > 0; --edits) {
       const size_t at = random() % (text.size() - 30);
-      if (random() % 2 == 0) text[at] = "{}[]\",:0-\\ae"[random() % 12];
-      else text.insert(at, 1, "{}[]\",:0-\\"[random() % 10]);
+      if (random() % 2 == 0)
+        text[at] = "{}[]\",:0-\\ae"[random() % 12];
+      else
+        text.insert(at, 1, "{}[]\",:0-\\"[random() % 10]);
     }
     if (round % 3 != 2) {  // past the checksum, to the parser behind it
       char digits[9];
-      snprintf(digits, sizeof digits, "%08x", Crc32c(std::string_view(text).substr(0, text.size() - 11)));
+      snprintf(digits, sizeof digits, "%08x",
+               Crc32c(std::string_view(text).substr(0, text.size() - 11)));
       text.replace(text.size() - 11, 8, digits);
     }
     (void)ParseReceipt(text);

@@ -16,13 +16,15 @@ namespace {
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 
-TensorRow Replicated(std::string name, const Shape& shape, DType dtype = DType::kF32) { return {std::move(name), dtype, shape, {}}; }
+TensorRow Replicated(std::string name, const Shape& shape, DType dtype = DType::kF32) {
+  return {std::move(name), dtype, shape, {}};
+}
 
 std::vector<std::string> WritersOf(const Plan& plan) {
   std::vector<std::string> writers;
   for (const PlannedPiece& piece : plan.pieces) {
-    writers.push_back(plan.table.rows[piece.row].name + ":" + std::to_string(piece.writer) + piece.box.offset.text() +
-                      piece.box.extent.text());
+    writers.push_back(plan.table.rows[piece.row].name + ":" + std::to_string(piece.writer) +
+                      piece.box.offset.text() + piece.box.extent.text());
   }
   return writers;
 }
@@ -39,9 +41,11 @@ TEST(Plan, GivesReplicatedTensorsToTheLeastLoadedAndTiesToTheLowerRank) {
 }
 
 TEST(Plan, CutsALargeTensorAtWholeSlicesOfItsFirstLongEnoughDimension) {
-  // One tensor is the whole load: a piece a rank. 10 rows over 4 ranks; [2, 9] has no 4 rows, so its 9 columns are cut.
-  EXPECT_THAT(WritersOf(MakePlan({4, {Replicated("w", {10, 3})}}).value()),
-              ElementsAre("w:0[0, 0][3, 3]", "w:1[3, 0][2, 3]", "w:2[5, 0][3, 3]", "w:3[8, 0][2, 3]"));
+  // One tensor is the whole load: a piece a rank. 10 rows over 4 ranks; [2, 9] has no 4 rows, so
+  // its 9 columns are cut.
+  EXPECT_THAT(
+      WritersOf(MakePlan({4, {Replicated("w", {10, 3})}}).value()),
+      ElementsAre("w:0[0, 0][3, 3]", "w:1[3, 0][2, 3]", "w:2[5, 0][3, 3]", "w:3[8, 0][2, 3]"));
   const Plan columns = MakePlan({4, {Replicated("w", {2, 9})}}).value();
   ASSERT_EQ(columns.pieces.size(), 4u);
   for (const PlannedPiece& piece : columns.pieces) EXPECT_EQ(piece.box.extent[0], 2);
@@ -49,7 +53,8 @@ TEST(Plan, CutsALargeTensorAtWholeSlicesOfItsFirstLongEnoughDimension) {
 }
 
 TEST(Plan, LevelsReplicatedBytesAgainstShardedOnes) {
-  // Rank 0 keeps 800 bytes of its own, ranks 1 and 2 hold nothing of it: 1000 replicated bytes go to level at 600 each.
+  // Rank 0 keeps 800 bytes of its own, ranks 1 and 2 hold nothing of it: 1000 replicated bytes go
+  // to level at 600 each.
   TensorTable table{3, {Replicated("w", {1000}, DType::kU8)}};
   table.rows.push_back({"s", DType::kU8, {800}, {{0, {{0}, {800}}}}});
   const Plan plan = MakePlan(table).value();
@@ -65,7 +70,8 @@ TEST(Plan, WritesEveryByteOnceAndLevelsTheLoad) {
     TensorTable table{world, {}};
     uint64_t total = 0;
     for (int i = 0; i < 40; ++i) {
-      const Shape shape{static_cast<int64_t>(random() % 200), static_cast<int64_t>(1 + random() % 50)};
+      const Shape shape{static_cast<int64_t>(random() % 200),
+                        static_cast<int64_t>(1 + random() % 50)};
       table.rows.push_back(Replicated("t" + std::to_string(i), shape));
       total += BytesOf(DType::kF32, shape).value();
     }
@@ -74,20 +80,23 @@ TEST(Plan, WritesEveryByteOnceAndLevelsTheLoad) {
     for (const PlannedPiece& piece : plan.pieces) planned += piece.bytes;
     EXPECT_EQ(planned, total);
     const auto [least, most] = std::ranges::minmax(plan.load);
-    EXPECT_LE(most - least, total / world / 8 + 200 * 4) << "world " << world;  // an eighth of the mean, and a slice
+    EXPECT_LE(most - least, total / world / 8 + 200 * 4)
+        << "world " << world;  // an eighth of the mean, and a slice
     for (uint32_t rank = 0; rank < world; ++rank) {
       const Assignment assignment = AssignmentOf(plan, rank).value();
       EXPECT_EQ(assignment.data_bytes, plan.load[rank]);
       EXPECT_EQ(assignment.data_bytes + assignment.replicated_bytes, total);
       std::map<std::string, int> keys;
-      for (const PlannedItem& item : assignment.image) EXPECT_EQ(++keys[item.box.name], 1) << "two boxes of one tensor in one file";
+      for (const PlannedItem& item : assignment.image)
+        EXPECT_EQ(++keys[item.box.name], 1) << "two boxes of one tensor in one file";
     }
   }
 }
 
 TEST(Plan, IsTheSameFromAnyOrderOfTheTable) {
   TensorTable table{3, {}};
-  for (int i = 0; i < 30; ++i) table.rows.push_back(Replicated("t" + std::to_string(i), {i % 7 + 1, 5}));
+  for (int i = 0; i < 30; ++i)
+    table.rows.push_back(Replicated("t" + std::to_string(i), {i % 7 + 1, 5}));
   const Plan plan = MakePlan(table).value();
   std::ranges::reverse(table.rows);
   const Plan again = MakePlan(table).value();
@@ -104,25 +113,36 @@ TEST(Plan, IsTheSameFromAnyOrderOfTheTable) {
 TEST(Plan, KeepsEmptyAndUnevenShards) {
   // 6 rows over 4 ranks by 2: the last rank's shard is empty, and stays an entry without bytes.
   TensorTable table{4, {}};
-  table.rows.push_back({"w", DType::kF32, {6, 2}, {{0, {{0, 0}, {2, 2}}}, {1, {{2, 0}, {2, 2}}}, {2, {{4, 0}, {2, 2}}}, {3, {{6, 0}, {0, 2}}}}});
+  table.rows.push_back({"w",
+                        DType::kF32,
+                        {6, 2},
+                        {{0, {{0, 0}, {2, 2}}},
+                         {1, {{2, 0}, {2, 2}}},
+                         {2, {{4, 0}, {2, 2}}},
+                         {3, {{6, 0}, {0, 2}}}}});
   table.rows.push_back(Replicated("empty", {3, 0, 2}));
   table.rows.push_back(Replicated("scalar", {}));
   const Plan plan = MakePlan(table).value();
   const Assignment last = AssignmentOf(plan, 3).value();
   ASSERT_FALSE(last.image.empty());
-  EXPECT_TRUE(std::ranges::any_of(last.image, [](const auto& item) { return item.box.extent == Shape({0, 2}); }));
+  EXPECT_TRUE(std::ranges::any_of(last.image, [](const auto& item) {
+    return item.box.extent == Shape({0, 2});
+  }));
   int empties = 0;
-  for (const PlannedPiece& piece : plan.pieces) empties += plan.table.rows[piece.row].name == "empty" ? 1 : 0;
+  for (const PlannedPiece& piece : plan.pieces)
+    empties += plan.table.rows[piece.row].name == "empty" ? 1 : 0;
   EXPECT_EQ(empties, 1);
 }
 
 TEST(Plan, RefusesTwoOwnersOfOneBoxAndHoles) {
   const auto why = [](std::vector<HeldBox> boxes) {
-    return std::string(MessageOf(MakePlan({2, {{"w", DType::kF32, {4}, std::move(boxes)}}}).status()));
+    return std::string(
+        MessageOf(MakePlan({2, {{"w", DType::kF32, {4}, std::move(boxes)}}}).status()));
   };
   EXPECT_EQ(why({{0, {{0}, {2}}}, {1, {{2}, {2}}}}), "");
   EXPECT_EQ(why({{0, {{0}, {4}}}, {1, {{0}, {4}}}}), "");  // the same box: replicas
-  EXPECT_THAT(why({{0, {{0}, {3}}}, {1, {{2}, {2}}}}), HasSubstr("rank 0 (offset [0] extent [3]) and rank 1"));
+  EXPECT_THAT(why({{0, {{0}, {3}}}, {1, {{2}, {2}}}}),
+              HasSubstr("rank 0 (offset [0] extent [3]) and rank 1"));
   EXPECT_THAT(why({{0, {{0}, {1}}}, {1, {{2}, {2}}}}), HasSubstr("cover 12 of 16 bytes"));
   EXPECT_THAT(why({{0, {{0}, {5}}}}), HasSubstr("leaves the tensor"));
   EXPECT_THAT(why({{2, {{0}, {4}}}}), HasSubstr("the world is 2"));
@@ -134,12 +154,15 @@ TEST(Plan, NamesBothRanksOfOneNameWithTwoShapes) {
   RankTable a{{{"w", DType::kF32, {4}, {{0, {{0}, {4}}}}}}, {}};
   RankTable b{{{"w", DType::kF32, {5}, {{1, {{0}, {5}}}}}}, {}};
   const std::vector<RankTable> ranks = {a, b};
-  EXPECT_THAT(std::string(MessageOf(MergeTables(ranks).status())), HasSubstr("rank 0 has F32 [4], rank 1 has F32 [5]"));
+  EXPECT_THAT(std::string(MessageOf(MergeTables(ranks).status())),
+              HasSubstr("rank 0 has F32 [4], rank 1 has F32 [5]"));
 }
 
 TEST(Plan, StoresViewsOfOneStorageOnce) {
   std::vector<std::byte> memory(16);
-  const StateView state{{{"wte", DType::kF32, {4}, {}, {4}, memory}, {"head", DType::kF32, {4}, {}, {4}, memory}}, {}};
+  const StateView state{
+      {{"wte", DType::kF32, {4}, {}, {4}, memory}, {"head", DType::kF32, {4}, {}, {4}, memory}},
+      {}};
   const RankTable table = TableOfRank(state, 0).value();
   EXPECT_EQ(table.rows.size(), 1u);
   EXPECT_THAT(table.aliases, ElementsAre(std::pair<std::string, std::string>("wte", "head")));
@@ -148,7 +171,8 @@ TEST(Plan, StoresViewsOfOneStorageOnce) {
 // The plan's own share of a large job: target 2 s on two cores.
 TEST(Plan, AgreesOnAThousandRanksByTwentyThousandTensors) {
   TensorTable table{1000, {}};
-  for (int i = 0; i < 20'000; ++i) table.rows.push_back(Replicated("layers." + std::to_string(i) + ".weight", {i % 100 + 1, 64}));
+  for (int i = 0; i < 20'000; ++i)
+    table.rows.push_back(Replicated("layers." + std::to_string(i) + ".weight", {i % 100 + 1, 64}));
   const Plan plan = MakePlan(table).value();
   const auto [least, most] = std::ranges::minmax(plan.load);
   EXPECT_LE(most - least, 100u * 64 * 4);
@@ -165,7 +189,8 @@ TEST(CopyBox, MovesExactlyTheCommonPart) {
       Box box{Shape::Zeros(3), Shape::Zeros(3)};
       for (int i = 0; i < 3; ++i) {
         box.offset.set(i, static_cast<int64_t>(random() % static_cast<uint64_t>(global[i])));
-        box.extent.set(i, static_cast<int64_t>(random() % static_cast<uint64_t>(global[i] - box.offset[i] + 1)));
+        box.extent.set(i, static_cast<int64_t>(
+                              random() % static_cast<uint64_t>(global[i] - box.offset[i] + 1)));
       }
       return box;
     };
@@ -174,7 +199,8 @@ TEST(CopyBox, MovesExactlyTheCommonPart) {
       size_t at = 0;
       for (int64_t i = 0; i < box.extent[0]; ++i) {
         for (int64_t j = 0; j < box.extent[1]; ++j) {
-          for (int64_t k = 0; k < box.extent[2]; ++k) visit(box.offset[0] + i, box.offset[1] + j, box.offset[2] + k, at++);
+          for (int64_t k = 0; k < box.extent[2]; ++k)
+            visit(box.offset[0] + i, box.offset[1] + j, box.offset[2] + k, at++);
         }
       }
     };
@@ -185,11 +211,15 @@ TEST(CopyBox, MovesExactlyTheCommonPart) {
       }
       return true;
     };
-    std::vector<std::byte> source(static_cast<size_t>(*from.extent.elements())), target(static_cast<size_t>(*to.extent.elements()));
-    each(from, [&](int64_t i, int64_t j, int64_t k, size_t at) { source[at] = static_cast<std::byte>(i * 15 + j * 3 + k + 1); });
+    std::vector<std::byte> source(static_cast<size_t>(*from.extent.elements())),
+        target(static_cast<size_t>(*to.extent.elements()));
+    each(from, [&](int64_t i, int64_t j, int64_t k, size_t at) {
+      source[at] = static_cast<std::byte>(i * 15 + j * 3 + k + 1);
+    });
     ASSERT_TRUE(CopyBox(DType::kU8, from, source, to, target).ok());
     each(to, [&](int64_t i, int64_t j, int64_t k, size_t at) {
-      ASSERT_EQ(target[at], inside(from, i, j, k) ? static_cast<std::byte>(i * 15 + j * 3 + k + 1) : std::byte{0});
+      ASSERT_EQ(target[at], inside(from, i, j, k) ? static_cast<std::byte>(i * 15 + j * 3 + k + 1)
+                                                  : std::byte{0});
     });
   }
 }

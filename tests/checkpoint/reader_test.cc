@@ -124,7 +124,8 @@ TEST_F(ReaderTest, WritesAReplicatedTensorOnce) {
 }
 
 TEST_F(ReaderTest, ReadsAcrossChunksAndBlocks) {
-  // 21 MB in one file: three reads of 8 MiB, with tensors across the edges, and one wanted alone from the middle.
+  // 21 MB in one file: three reads of 8 MiB, with tensors across the edges, and one wanted alone
+  // from the middle.
   OwnedState state;
   state.Add("a", DType::kF32, {1'000'003});
   state.Add("b", DType::kU8, {999'999});
@@ -194,9 +195,18 @@ TEST_F(ReaderTest, ListsMissingUnexpectedAndMismatchedNames) {
   };
   const std::vector<Row> rows = {
       {{{"a", DType::kF32, {2, 3}}}, {}, {"b"}, {}},
-      {{{"a", DType::kF32, {2, 3}}, {"b", DType::kF32, {4}}, {"d", DType::kF32, {1}}}, {"d"}, {}, {}},
-      {{{"a", DType::kF32, {3, 2}}, {"b", DType::kF32, {4}}}, {}, {}, {"a: F32 [3, 2], saved F32 [2, 3]"}},
-      {{{"a", DType::kBF16, {2, 3}}, {"b", DType::kF32, {4}}}, {}, {}, {"a: BF16 [2, 3], saved F32 [2, 3]"}},
+      {{{"a", DType::kF32, {2, 3}}, {"b", DType::kF32, {4}}, {"d", DType::kF32, {1}}},
+       {"d"},
+       {},
+       {}},
+      {{{"a", DType::kF32, {3, 2}}, {"b", DType::kF32, {4}}},
+       {},
+       {},
+       {"a: F32 [3, 2], saved F32 [2, 3]"}},
+      {{{"a", DType::kBF16, {2, 3}}, {"b", DType::kF32, {4}}},
+       {},
+       {},
+       {"a: BF16 [2, 3], saved F32 [2, 3]"}},
       {{}, {}, {"a", "b"}, {}},
   };
   for (const Row& row : rows) {
@@ -208,7 +218,8 @@ TEST_F(ReaderTest, ListsMissingUnexpectedAndMismatchedNames) {
     EXPECT_EQ(strict.code(), absl::StatusCode::kInvalidArgument);
     EXPECT_EQ(target.Digest(), before);
     for (const auto* names : {&row.missing, &row.unexpected, &row.mismatched}) {
-      for (const std::string& name : *names) EXPECT_THAT(std::string(MessageOf(strict)), HasSubstr(name));
+      for (const std::string& name : *names)
+        EXPECT_THAT(std::string(MessageOf(strict)), HasSubstr(name));
     }
 
     const MatchReport report = reader->ReadState(target.view(), Strictness::kMatching).value();
@@ -218,8 +229,10 @@ TEST_F(ReaderTest, ListsMissingUnexpectedAndMismatchedNames) {
     OwnedState wanted;
     for (const auto& [name, dtype, shape] : row.target) {
       const SavedTensor* tensor = reader->Find(name);
-      if (tensor != nullptr && tensor->dtype == dtype && tensor->global == shape) wanted.Add(name, dtype, shape);
-      else wanted.AddZeros(name, dtype, shape);
+      if (tensor != nullptr && tensor->dtype == dtype && tensor->global == shape)
+        wanted.Add(name, dtype, shape);
+      else
+        wanted.AddZeros(name, dtype, shape);
     }
     EXPECT_EQ(target.Digest(), wanted.Digest());
   }
@@ -246,8 +259,10 @@ TEST_F(ReaderTest, NamesFileOffsetAndBothCrcsOfABadChunk) {
   OwnedState target = ranks[0].Blank();
   const absl::Status status = reader->ReadState(target.view()).status();
   EXPECT_EQ(status.code(), absl::StatusCode::kDataLoss);
-  EXPECT_THAT(std::string(MessageOf(status)), HasSubstr("w00000.safetensors: the chunk at byte 2097152 has crc"));
-  EXPECT_EQ(target.Digest(), ranks[0].Blank().Digest());  // one block, and it was bad: nothing was copied
+  EXPECT_THAT(std::string(MessageOf(status)),
+              HasSubstr("w00000.safetensors: the chunk at byte 2097152 has crc"));
+  EXPECT_EQ(target.Digest(),
+            ranks[0].Blank().Digest());  // one block, and it was bad: nothing was copied
 
   const std::vector<Damage> damages = VerifyCheckpoint(path_);
   ASSERT_EQ(damages.size(), 2u);
@@ -284,13 +299,15 @@ TEST(WriteShard, RefusesABufferThatDoesNotMatchItsSeal) {
   EXPECT_EQ(status.code(), absl::StatusCode::kDataLoss);
   EXPECT_THAT(std::string(MessageOf(status)), HasSubstr("chunk at 1048576"));
   EXPECT_FALSE(Exists(folder / "w00001.safetensors").value());
-  EXPECT_EQ(WriteShard(folder.path(), 0, image.bytes(), {}).status().code(), absl::StatusCode::kAlreadyExists);
+  EXPECT_EQ(WriteShard(folder.path(), 0, image.bytes(), {}).status().code(),
+            absl::StatusCode::kAlreadyExists);
 }
 
 TEST(WriteShard, GivesTheCrcOfTheWholeFile) {
   TempFolder folder;
   Mapping image = Mapping::Anonymous((2 << 20) + 4096).value();
-  for (size_t i = 0; i < image.size(); ++i) image.data()[i] = static_cast<std::byte>(i * 7 + i / 1000);
+  for (size_t i = 0; i < image.size(); ++i)
+    image.data()[i] = static_cast<std::byte>(i * 7 + i / 1000);
   const auto bytes = image.bytes().first((2 << 20) + 777);
   const ShardFile file = WriteShard(folder.path(), 0, bytes, {}).value();
   EXPECT_EQ(file.chunks.size(), 3u);

@@ -63,7 +63,8 @@ TEST(JudgeClaim, RefusesALivingOwnerAndNamesIt) {
   EXPECT_EQ(JudgeClaim(view, kMine, TakeOver::kYes).verdict, ClaimVerdict::kTake);
 }
 
-CheckpointInfo Info(int64_t step, uint64_t claim, uint64_t generation, std::optional<int64_t> parent = std::nullopt,
+CheckpointInfo Info(int64_t step, uint64_t claim, uint64_t generation,
+                    std::optional<int64_t> parent = std::nullopt,
                     std::vector<int64_t> ancestors = {}) {
   const auto name = [](int64_t s) { return CheckpointName(s, static_cast<uint32_t>(s + 1)); };
   CheckpointInfo info;
@@ -80,15 +81,18 @@ CheckpointInfo Info(int64_t step, uint64_t claim, uint64_t generation, std::opti
   return info;
 }
 
-std::vector<int64_t> Steps(std::span<const CheckpointInfo> infos, const std::vector<size_t>& indices) {
+std::vector<int64_t> Steps(std::span<const CheckpointInfo> infos,
+                           const std::vector<size_t>& indices) {
   std::vector<int64_t> steps;
   for (const size_t i : indices) steps.push_back(infos[i].step);
   return steps;
 }
 
 TEST(ResolveChain, FollowsParentsFromTheNewestOfTheNewestClaim) {
-  // Claim 1 went to step 300; claim 2 went back to 100 and on to 250: 200 and 300 are abandoned though their steps are larger.
-  const std::vector<CheckpointInfo> infos = {Info(300, 1, 5, 200), Info(100, 1, 1), Info(200, 1, 3, 100), Info(150, 2, 1, 100),
+  // Claim 1 went to step 300; claim 2 went back to 100 and on to 250: 200 and 300 are abandoned
+  // though their steps are larger.
+  const std::vector<CheckpointInfo> infos = {Info(300, 1, 5, 200), Info(100, 1, 1),
+                                             Info(200, 1, 3, 100), Info(150, 2, 1, 100),
                                              Info(250, 2, 1, 150)};
   const Chain chain = ResolveChain(infos);
   EXPECT_THAT(Steps(infos, chain.members), ElementsAre(250, 150, 100));
@@ -96,7 +100,8 @@ TEST(ResolveChain, FollowsParentsFromTheNewestOfTheNewestClaim) {
 }
 
 TEST(ResolveChain, TakesTheLargestGenerationBeforeTheLargestStep) {
-  const std::vector<CheckpointInfo> infos = {Info(900, 1, 1, 100), Info(100, 1, 1), Info(500, 1, 2, 100)};
+  const std::vector<CheckpointInfo> infos = {Info(900, 1, 1, 100), Info(100, 1, 1),
+                                             Info(500, 1, 2, 100)};
   EXPECT_THAT(Steps(infos, ResolveChain(infos).members), ElementsAre(500, 100));
 }
 
@@ -117,17 +122,21 @@ TEST(ResolveChain, EndsInACircleThatNoWriterMakes) {
 TEST(Retention, KeepsTheNewestThreeByTheChain) {
   std::vector<CheckpointInfo> infos;
   for (const int64_t step : {9, 10, 400, 900, 1000, 1100}) {
-    infos.push_back(Info(step, 1, 1, infos.empty() ? std::nullopt : std::optional(infos.back().step)));
+    infos.push_back(
+        Info(step, 1, 1, infos.empty() ? std::nullopt : std::optional(infos.back().step)));
   }
   std::ranges::reverse(infos);
   EXPECT_THAT(ChooseDeletions(infos, {.keep_last = 3}, {}),
               ElementsAre(infos[3].name, infos[4].name, infos[5].name));  // 400, 10, 9
-  EXPECT_THAT(ChooseDeletions(infos, {.keep_last = 1, .keep_every = 100}, {}), ElementsAre(infos[4].name, infos[5].name));
-  EXPECT_THAT(ChooseDeletions(infos, {.keep_last = 0}, {}).size(), 5u);  // the newest one always stays
+  EXPECT_THAT(ChooseDeletions(infos, {.keep_last = 1, .keep_every = 100}, {}),
+              ElementsAre(infos[4].name, infos[5].name));
+  EXPECT_THAT(ChooseDeletions(infos, {.keep_last = 0}, {}).size(),
+              5u);  // the newest one always stays
 }
 
 TEST(Retention, SparesPinsAbandonedAndDamagedOnesAndDoesNotCountThem) {
-  std::vector<CheckpointInfo> infos = {Info(100, 2, 1), Info(200, 2, 1, 100), Info(300, 2, 1, 200), Info(400, 2, 1, 300), Info(250, 1, 9)};
+  std::vector<CheckpointInfo> infos = {Info(100, 2, 1), Info(200, 2, 1, 100), Info(300, 2, 1, 200),
+                                       Info(400, 2, 1, 300), Info(250, 1, 9)};
   infos[0].pinned = true;
   infos[3].state = CheckpointState::kDamaged;
   infos[2].quarantined = "bad chunk";
@@ -152,7 +161,8 @@ TEST(DecideStart, NeverBeginsAtStepZeroInSilence) {
   Listing listing;
   EXPECT_THAT(DecideStart(listing, StartMode::kResume)->candidates, IsEmpty());
   listing.checkpoints = {Info(100, 1, 1)};
-  EXPECT_THAT(DecideStart(listing, StartMode::kResume)->candidates, ElementsAre(listing.checkpoints[0].name));
+  EXPECT_THAT(DecideStart(listing, StartMode::kResume)->candidates,
+              ElementsAre(listing.checkpoints[0].name));
   listing.checkpoints[0].state = CheckpointState::kDamaged;
   listing.checkpoints[0].reason = "torn";
   const absl::Status status = DecideStart(listing, StartMode::kResume).status();
@@ -181,7 +191,9 @@ RollForwardView Whole() {
   return view;
 }
 
-TEST(RollForward, CommitsWhatIsWholeUnderTheRollersOwnNewerClaim) { EXPECT_TRUE(JudgeRollForward(Whole(), kMine).commit); }
+TEST(RollForward, CommitsWhatIsWholeUnderTheRollersOwnNewerClaim) {
+  EXPECT_TRUE(JudgeRollForward(Whole(), kMine).commit);
+}
 
 TEST(RollForward, NeedsEqualPlansRunsAndGenerations) {
   const auto reason = [](auto change) {
@@ -194,13 +206,17 @@ TEST(RollForward, NeedsEqualPlansRunsAndGenerations) {
   EXPECT_THAT(reason([](auto& view) { view.receipts[1]->plan = "q"; }), HasSubstr("two saves"));
   EXPECT_THAT(reason([](auto& view) { view.receipts[1]->generation = 9; }), HasSubstr("two saves"));
   EXPECT_THAT(reason([](auto& view) { view.receipts[1]->run = kMine; }), HasSubstr("two saves"));
-  EXPECT_THAT(reason([](auto& view) { view.receipts.pop_back(); }), HasSubstr("no receipt of rank 1"));
+  EXPECT_THAT(reason([](auto& view) { view.receipts.pop_back(); }),
+              HasSubstr("no receipt of rank 1"));
   EXPECT_THAT(reason([](auto& view) { view.receipts.clear(); }), HasSubstr("no receipts"));
-  EXPECT_THAT(reason([](auto& view) { view.receipts[0] = absl::DataLossError("torn"); }), HasSubstr("torn"));
+  EXPECT_THAT(reason([](auto& view) { view.receipts[0] = absl::DataLossError("torn"); }),
+              HasSubstr("torn"));
   EXPECT_THAT(reason([](auto& view) { view.deleted = true; }), HasSubstr("DELETED"));
   EXPECT_THAT(reason([](auto& view) { view.claims[1].claim->run = kOther; }), HasSubstr("newer"));
-  EXPECT_THAT(reason([](auto& view) { view.claims[1].claim.reset(); }), HasSubstr("cannot be read"));
-  EXPECT_THAT(reason([](auto& view) { view.name = "step-000000000007-00000002"; }), HasSubstr("receipts are of"));
+  EXPECT_THAT(reason([](auto& view) { view.claims[1].claim.reset(); }),
+              HasSubstr("cannot be read"));
+  EXPECT_THAT(reason([](auto& view) { view.name = "step-000000000007-00000002"; }),
+              HasSubstr("receipts are of"));
 }
 
 TEST(RollForward, NeedsEachHookToHaveSaidOk) {

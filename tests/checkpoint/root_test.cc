@@ -35,7 +35,8 @@ std::vector<OwnedState> SmallState(int ranks = 1, int64_t salt = 0) {
 std::vector<int64_t> ChainSteps(const Root& root) {
   const Listing listing = root.List().value();
   std::vector<int64_t> steps;
-  for (const size_t i : ResolveChain(listing.checkpoints).members) steps.push_back(listing.checkpoints[i].step);
+  for (const size_t i : ResolveChain(listing.checkpoints).members)
+    steps.push_back(listing.checkpoints[i].step);
   return steps;
 }
 
@@ -93,8 +94,10 @@ TEST(Root, RefusesOtherSchemesAndFoldersThatAreNone) {
   TempFolder folder;
   EXPECT_EQ(Root::Open("s3://bucket/x", {}).status().code(), absl::StatusCode::kInvalidArgument);
   EXPECT_EQ(Root::Open("", {}).status().code(), absl::StatusCode::kInvalidArgument);
-  EXPECT_EQ(Root::Open(folder.path(), {.access = Access::kRead}).status().code(), absl::StatusCode::kNotFound);
-  EXPECT_EQ(Root::Open(folder / "none", {.access = Access::kRead}).status().code(), absl::StatusCode::kNotFound);
+  EXPECT_EQ(Root::Open(folder.path(), {.access = Access::kRead}).status().code(),
+            absl::StatusCode::kNotFound);
+  EXPECT_EQ(Root::Open(folder / "none", {.access = Access::kRead}).status().code(),
+            absl::StatusCode::kNotFound);
   WriteFileText(folder / "file", "x");
   EXPECT_EQ(Root::Open(folder / "file", {}).status().code(), absl::StatusCode::kInvalidArgument);
 }
@@ -108,7 +111,8 @@ TEST(Root, RefusesAForeignManifest) {
 
   const Listing listing = mine->List().value();
   EXPECT_EQ(Find(listing, name).state, CheckpointState::kForeign);
-  EXPECT_EQ(DecideStart(listing, StartMode::kResume).status().code(), absl::StatusCode::kFailedPrecondition);
+  EXPECT_EQ(DecideStart(listing, StartMode::kResume).status().code(),
+            absl::StatusCode::kFailedPrecondition);
 }
 
 TEST(Claim, CountsUpAndIsTakenAtOnceAfterARelease) {
@@ -180,7 +184,9 @@ TEST(Claim, OfALivingOwnerIsRefusedAndOfASilentOneTakenAfterTwoBeats) {
 TEST(Commit, AbortsUnderALargerClaimAndNamesItsOwner) {
   TempFolder folder;
   const auto older = OpenRoot(folder.path(), "run");
-  auto newer = Root::Open(folder.path(), {.run = Id128::FromName("thief"), .take_over = TakeOver::kYes}).value();
+  auto newer =
+      Root::Open(folder.path(), {.run = Id128::FromName("thief"), .take_over = TakeOver::kYes})
+          .value();
   ASSERT_TRUE(newer->TakeClaim().ok());
 
   const auto saved = Save(*older, 5, SmallState());
@@ -196,9 +202,11 @@ TEST(Commit, RefusesAnOlderGenerationAndNeedsAClaim) {
   TempFolder folder;
   const auto root = OpenRoot(folder.path());
   ASSERT_TRUE(Save(*root, 5, SmallState(), {.generation = 2}).ok());
-  EXPECT_EQ(Save(*root, 6, SmallState(), {.generation = 1}).status().code(), absl::StatusCode::kFailedPrecondition);
+  EXPECT_EQ(Save(*root, 6, SmallState(), {.generation = 1}).status().code(),
+            absl::StatusCode::kFailedPrecondition);
   const auto unclaimed = Root::Open(folder.path(), {}).value();
-  EXPECT_EQ(Save(*unclaimed, 7, SmallState()).status().code(), absl::StatusCode::kFailedPrecondition);
+  EXPECT_EQ(Save(*unclaimed, 7, SmallState()).status().code(),
+            absl::StatusCode::kFailedPrecondition);
 }
 
 TEST(Commit, CountsGenerationsFromOneInASecondInvocation) {
@@ -227,13 +235,17 @@ TEST(Commit, MakesOneManifestWithTwoCommitters) {
     });
   }
   for (std::thread& committer : committers) committer.join();
-  const std::string winner = ParseManifest(ReadFileText(root->PathOf(name) + "/MANIFEST.json"))->committed_by.agent;
+  const std::string winner =
+      ParseManifest(ReadFileText(root->PathOf(name) + "/MANIFEST.json"))->committed_by.agent;
   for (size_t i = 0; i < results.size(); ++i) {
-    const absl::StatusCode wanted = std::to_string(i % 2) == winner ? absl::StatusCode::kOk : absl::StatusCode::kAborted;
+    const absl::StatusCode wanted =
+        std::to_string(i % 2) == winner ? absl::StatusCode::kOk : absl::StatusCode::kAborted;
     EXPECT_EQ(results[i].code(), wanted) << results[i];
   }
   const auto entries = ListFolder(root->PathOf(name)).value();
-  EXPECT_EQ(std::ranges::count_if(entries, [](const auto& entry) { return entry.name.ends_with(".tmp"); }), 0);
+  EXPECT_EQ(std::ranges::count_if(entries,
+                                  [](const auto& entry) { return entry.name.ends_with(".tmp"); }),
+            0);
 }
 
 TEST(Commit, NamesTheRankWhoseReceiptIsMissing) {
@@ -241,16 +253,19 @@ TEST(Commit, NamesTheRankWhoseReceiptIsMissing) {
   const auto root = OpenRoot(folder.path());
   const std::string name = Save(*root, 5, SmallState(3), {.commit = false}).value();
   ASSERT_EQ(unlink((root->PathOf(name) + "/w00001.receipt.json").c_str()), 0);
-  EXPECT_THAT(std::string(MessageOf(root->ComposeManifest(name, 3).status())), HasSubstr("rank 1 of 3"));
+  EXPECT_THAT(std::string(MessageOf(root->ComposeManifest(name, 3).status())),
+              HasSubstr("rank 1 of 3"));
 }
 
-// Case O15: what is old is said by numbers along the chain, whatever the file times and the text order say.
+// Case O15: what is old is said by numbers along the chain, whatever the file times and the text
+// order say.
 TEST(Retention, KeepsTheNewestThreeAndLeavesStrangersAlone) {
   TempFolder folder;
   const auto root = OpenRoot(folder.path());
   const std::vector<std::string> names = SaveAll(*root, {9, 10, 100, 900, 1000, 1100});
   for (size_t i = 0; i < names.size(); ++i) {
-    const utimbuf times{static_cast<time_t>(2'000'000'000 - 1000 * static_cast<time_t>(i)), static_cast<time_t>(2'000'000'000 - 1000 * static_cast<time_t>(i))};
+    const utimbuf times{static_cast<time_t>(2'000'000'000 - 1000 * static_cast<time_t>(i)),
+                        static_cast<time_t>(2'000'000'000 - 1000 * static_cast<time_t>(i))};
     ASSERT_EQ(utime(root->PathOf(names[i]).c_str(), &times), 0);
     ASSERT_EQ(utime((root->PathOf(names[i]) + "/MANIFEST.json").c_str(), &times), 0);
   }
@@ -266,7 +281,8 @@ TEST(Retention, KeepsTheNewestThreeAndLeavesStrangersAlone) {
   const Listing listing = root->List().value();
   std::vector<std::string> strangers;
   for (const Stranger& stranger : listing.strangers) strangers.push_back(stranger.name);
-  EXPECT_THAT(strangers, UnorderedElementsAre("step-abc", "step-000000000001-0000000a", "step-000000009999-0000000b", "notes.txt"));
+  EXPECT_THAT(strangers, UnorderedElementsAre("step-abc", "step-000000000001-0000000a",
+                                              "step-000000009999-0000000b", "notes.txt"));
   EXPECT_EQ(ReadFileText(folder / "step-000000000001-0000000a"), "a file");
 }
 
@@ -297,13 +313,18 @@ TEST(RollForward, CommitsWhatLacksOnlyItsManifest) {
   TempFolder folder;
   const auto crashed = OpenRoot(folder.path(), "run");
   const std::string parent = Save(*crashed, 4, SmallState(2)).value();
-  const std::string name = Save(*crashed, 5, SmallState(2), {.parent = parent, .commit = false}).value();
-  const std::string torn = Save(*crashed, 6, SmallState(2), {.parent = parent, .commit = false}).value();
+  const std::string name =
+      Save(*crashed, 5, SmallState(2), {.parent = parent, .commit = false}).value();
+  const std::string torn =
+      Save(*crashed, 6, SmallState(2), {.parent = parent, .commit = false}).value();
   ASSERT_EQ(truncate((crashed->PathOf(torn) + "/w00001.safetensors").c_str(), 4097), 0);
-  const std::string hooked = Save(*crashed, 7, SmallState(2), {.parent = parent, .hooks = {"gate"}, .commit = false}).value();
+  const std::string hooked =
+      Save(*crashed, 7, SmallState(2), {.parent = parent, .hooks = {"gate"}, .commit = false})
+          .value();
   ASSERT_TRUE(crashed->Release().ok());
 
-  // The same run goes on (an adopting agent): its newer claim does not stand in the way. A stranger's would.
+  // The same run goes on (an adopting agent): its newer claim does not stand in the way. A
+  // stranger's would.
   auto stranger = Root::Open(folder.path(), {.run = Id128::FromName("stranger")}).value();
   auto adopter = Root::Open(folder.path(), {.run = Id128::FromName("run")}).value();
   ASSERT_TRUE(adopter->TakeClaim().ok());
@@ -321,7 +342,8 @@ TEST(RollForward, CommitsWhatLacksOnlyItsManifest) {
   EXPECT_THAT(VerifyCheckpoint(adopter->PathOf(name)), IsEmpty());
 }
 
-// Case O14: each damage of a finished checkpoint is reported and passed over; the older one is taken.
+// Case O14: each damage of a finished checkpoint is reported and passed over; the older one is
+// taken.
 TEST(Restore, PassesOverEachDamagedCheckpointWithItsReason) {
   struct Row {
     std::string file;
@@ -329,8 +351,10 @@ TEST(Restore, PassesOverEachDamagedCheckpointWithItsReason) {
     std::string reason;
   };
   std::vector<Row> rows;
-  for (const std::string file : {"w00000.safetensors", "w00001.safetensors", "w00000.receipt.json", "MANIFEST.json"}) {
-    for (const std::string what : {"half", "empty", "flip", "gone"}) rows.push_back({file, what, file});
+  for (const std::string file :
+       {"w00000.safetensors", "w00001.safetensors", "w00000.receipt.json", "MANIFEST.json"}) {
+    for (const std::string what : {"half", "empty", "flip", "gone"})
+      rows.push_back({file, what, file});
   }
   for (const Row& row : rows) {
     SCOPED_TRACE(row.file + " " + row.what);
@@ -354,7 +378,8 @@ TEST(Restore, PassesOverEachDamagedCheckpointWithItsReason) {
     const StartDecision start = DecideStart(listing, StartMode::kResume).value();
 
     const bool in_data = row.what == "flip" && row.file.ends_with("safetensors");
-    if (in_data) {  // sizes fit, so the listing cannot know: the read finds it, then the quarantine says it
+    if (in_data) {  // sizes fit, so the listing cannot know: the read finds it, then the quarantine
+                    // says it
       ASSERT_THAT(start.candidates, ElementsAre(newer, older));
       auto reader = CheckpointReader::Open(root->PathOf(newer)).value();
       OwnedState target = SmallState(2)[0].Blank();
@@ -368,7 +393,8 @@ TEST(Restore, PassesOverEachDamagedCheckpointWithItsReason) {
       ASSERT_TRUE(root->ClearQuarantine(newer).ok());
       EXPECT_EQ(DecideStart(root->List().value(), StartMode::kResume)->candidates.size(), 2u);
     } else if (row.file == "MANIFEST.json" && row.what == "gone") {
-      EXPECT_THAT(start.candidates, ElementsAre(older));  // never committed, as far as anyone can see
+      EXPECT_THAT(start.candidates,
+                  ElementsAre(older));  // never committed, as far as anyone can see
     } else {
       EXPECT_THAT(start.candidates, ElementsAre(older));
       ASSERT_EQ(start.skipped.size(), 1u);
@@ -397,7 +423,10 @@ TEST(Restore, ReportsAFolderThatCannotBeRead) {
     if (!listing.ok()) _exit(3);
     const auto start = DecideStart(*listing, StartMode::kResume);
     if (!start.ok() || start->candidates != std::vector<std::string>{names[0]}) _exit(4);
-    _exit(start->skipped.size() == 1 && start->skipped[0].find("Permission denied") != std::string::npos ? 0 : 5);
+    _exit(start->skipped.size() == 1 &&
+                  start->skipped[0].find("Permission denied") != std::string::npos
+              ? 0
+              : 5);
   }
   int status = 0;
   ASSERT_EQ(waitpid(child, &status, 0), child);
@@ -409,13 +438,16 @@ TEST(Restore, FindsTheNewestWhateverThePointerSays) {
   TempFolder folder;
   const auto root = OpenRoot(folder.path());
   const std::vector<std::string> names = SaveAll(*root, {10, 20, 30});
-  const auto newest = [&] { return DecideStart(root->List().value(), StartMode::kResume)->candidates.at(0); };
+  const auto newest = [&] {
+    return DecideStart(root->List().value(), StartMode::kResume)->candidates.at(0);
+  };
   ASSERT_TRUE(root->WriteLatest({names[2], 30}).ok());
   EXPECT_EQ(newest(), names[2]);
   EXPECT_THAT(root->List()->notes, IsEmpty());
   for (const std::string& pointer :
-       {std::string(), std::string("garbage"), std::string("\0\0", 2), ToText(Latest{CheckpointName(99, 1), 99}).value(),
-        ToText(Latest{names[0], 10}).value(), std::string(R"({"format":"outlast.latest","version":1,"checkpoint":"../x","step":1})")}) {
+       {std::string(), std::string("garbage"), std::string("\0\0", 2),
+        ToText(Latest{CheckpointName(99, 1), 99}).value(), ToText(Latest{names[0], 10}).value(),
+        std::string(R"({"format":"outlast.latest","version":1,"checkpoint":"../x","step":1})")}) {
     WriteFileText(folder / "LATEST.json", pointer);
     EXPECT_EQ(newest(), names[2]) << pointer;
   }
@@ -446,14 +478,23 @@ TEST(Restore, TakesACopyInAnotherPlaceAsItIs) {
 // Case O20: the disk is full. The save fails with the numbers, and what was there before is whole.
 TEST(Save, FailsWithNumbersOnAFullDiskAndSparesTheOlderOnes) {
   TempFolder folder;
-  if (mount("tmpfs", folder.path().c_str(), "tmpfs", 0, "size=20m") != 0) GTEST_SKIP() << "may not mount a tmpfs here";
+  if (mount("tmpfs", folder.path().c_str(), "tmpfs", 0, "size=20m") != 0)
+    GTEST_SKIP() << "may not mount a tmpfs here";
   {
     const auto root = OpenRoot(folder.path());
     OwnedState small, large;
     small.Add("w", DType::kU8, {12 << 20});
     large.Add("w", DType::kU8, {30 << 20});
-    const std::vector<OwnedState> smalls = [&] { std::vector<OwnedState> v; v.push_back(std::move(small)); return v; }();
-    const std::vector<OwnedState> larges = [&] { std::vector<OwnedState> v; v.push_back(std::move(large)); return v; }();
+    const std::vector<OwnedState> smalls = [&] {
+      std::vector<OwnedState> v;
+      v.push_back(std::move(small));
+      return v;
+    }();
+    const std::vector<OwnedState> larges = [&] {
+      std::vector<OwnedState> v;
+      v.push_back(std::move(large));
+      return v;
+    }();
     const auto first = Save(*root, 1, smalls);
     EXPECT_TRUE(first.ok()) << first.status();
     for (const auto* states : {&larges, &smalls}) {

@@ -17,7 +17,8 @@ std::span<const std::byte> Bytes(std::string_view text) { return std::as_bytes(s
 
 std::string FromHexText(std::string_view hex) {
   std::string bytes;
-  for (size_t i = 0; i + 1 < hex.size(); i += 2) bytes += static_cast<char>(std::stoi(std::string(hex.substr(i, 2)), nullptr, 16));
+  for (size_t i = 0; i + 1 < hex.size(); i += 2)
+    bytes += static_cast<char>(std::stoi(std::string(hex.substr(i, 2)), nullptr, 16));
   return bytes;
 }
 
@@ -28,11 +29,15 @@ std::string File(std::string_view header, std::string_view data = "") {
   return file.append(header).append(data);
 }
 
-absl::StatusOr<SafetensorsFile> Parse(const std::string& file) { return ParseSafetensors(Bytes(file), file.size()); }
+absl::StatusOr<SafetensorsFile> Parse(const std::string& file) {
+  return ParseSafetensors(Bytes(file), file.size());
+}
 
-// `{"step":"7"}`, a = F32 [1.0, -2.0]; the bytes are those of the format's description, 104 of them.
+// `{"step":"7"}`, a = F32 [1.0, -2.0]; the bytes are those of the format's description, 104 of
+// them.
 constexpr std::string_view kGolden =
-    "58000000000000007b225f5f6d657461646174615f5f223a7b2273746570223a2237227d2c2261223a7b226474797065223a22463332222c22736861706522"
+    "58000000000000007b225f5f6d657461646174615f5f223a7b2273746570223a2237227d2c2261223a7b2264747970"
+    "65223a22463332222c22736861706522"
     "3a5b325d2c22646174615f6f666673657473223a5b302c385d7d7d2020202020200000803f000000c0";
 
 TEST(Safetensors, ReadsTheGoldenFile) {
@@ -85,7 +90,8 @@ TEST(Safetensors, AcceptsAndRefusesTheSharedFixtures) {
   for (const Fixture& fixture : fixtures) {
     const std::string path = SharedFolder() + "/cases/fixtures/" + fixture.file;
     const auto parsed = ReadSafetensors(path);
-    EXPECT_EQ(parsed.ok(), fixture.outcome == "accept") << fixture.file << " (" << fixture.reason << "): " << parsed.status();
+    EXPECT_EQ(parsed.ok(), fixture.outcome == "accept")
+        << fixture.file << " (" << fixture.reason << "): " << parsed.status();
     if (!parsed.ok()) {
       EXPECT_THAT(parsed.status().ToString(), HasSubstr(path));
     }
@@ -100,7 +106,8 @@ TEST(Safetensors, ReadsTheValuesOfTheSharedFixtures) {
   EXPECT_EQ(ReadSafetensors(folder + "ok_scalar.safetensors")->tensors.at(0).shape.rank(), 0);
   const SafetensorsFile bf16 = ReadSafetensors(folder + "ok_bf16.safetensors").value();
   EXPECT_EQ(bf16.tensors.at(0).dtype, DType::kBF16);
-  EXPECT_EQ(ReadFileText(folder + "ok_bf16.safetensors").substr(bf16.data_begin), std::string("\x80\x3f\x00\xc0", 4));
+  EXPECT_EQ(ReadFileText(folder + "ok_bf16.safetensors").substr(bf16.data_begin),
+            std::string("\x80\x3f\x00\xc0", 4));
 }
 
 TEST(Safetensors, RefusesWhatTheParserUnderneathWouldLetPass) {
@@ -119,24 +126,41 @@ TEST(Safetensors, NamesTheRuleThatIsBroken) {
   const auto why = [](std::string_view header, std::string_view data = "") {
     return std::string(MessageOf(Parse(File(header, data)).status()));
   };
-  EXPECT_THAT(why(R"({"a":{"dtype":"U8","dtype":"U8","shape":[],"data_offsets":[0,1]}})", "x"), HasSubstr("'dtype' is there twice"));
-  EXPECT_THAT(why(R"({"a":{"dtype":"U8","shape":[1.0],"data_offsets":[0,1]}})", "x"), HasSubstr("no integer"));
-  EXPECT_THAT(why(R"({"a":{"dtype":"U8","shape":[1e0],"data_offsets":[0,1]}})", "x"), HasSubstr("no integer"));
-  EXPECT_THAT(why(R"({"a":{"dtype":"U8","shape":[-1],"data_offsets":[0,1]}})", "x"), HasSubstr("negative"));
-  EXPECT_THAT(why(R"({"a":{"dtype":"U8","shape":[1],"data_offsets":[0]}})", "x"), HasSubstr("two data_offsets"));
-  EXPECT_THAT(why(R"({"a":{"dtype":"U8","shape":[1],"data_offsets":[0,1,2]}})", "x"), HasSubstr("more than two"));
+  EXPECT_THAT(why(R"({"a":{"dtype":"U8","dtype":"U8","shape":[],"data_offsets":[0,1]}})", "x"),
+              HasSubstr("'dtype' is there twice"));
+  EXPECT_THAT(why(R"({"a":{"dtype":"U8","shape":[1.0],"data_offsets":[0,1]}})", "x"),
+              HasSubstr("no integer"));
+  EXPECT_THAT(why(R"({"a":{"dtype":"U8","shape":[1e0],"data_offsets":[0,1]}})", "x"),
+              HasSubstr("no integer"));
+  EXPECT_THAT(why(R"({"a":{"dtype":"U8","shape":[-1],"data_offsets":[0,1]}})", "x"),
+              HasSubstr("negative"));
+  EXPECT_THAT(why(R"({"a":{"dtype":"U8","shape":[1],"data_offsets":[0]}})", "x"),
+              HasSubstr("two data_offsets"));
+  EXPECT_THAT(why(R"({"a":{"dtype":"U8","shape":[1],"data_offsets":[0,1,2]}})", "x"),
+              HasSubstr("more than two"));
   EXPECT_THAT(why(R"({"a":{"dtype":"U8","shape":[1]}})", "x"), HasSubstr("data_offsets wanted"));
   EXPECT_THAT(why(R"({"__metadata__":{"a":"1","a":"2"}})"), HasSubstr("twice"));
   EXPECT_THAT(why(R"({"__metadata__":{},"__metadata__":{}})"), HasSubstr("twice"));
   EXPECT_THAT(why(R"({"__metadata__":{"a":{}}})"), HasSubstr("a string wanted"));
   EXPECT_THAT(why(R"({"a":7})"), HasSubstr("an object wanted"));
-  EXPECT_THAT(why(R"({"a":{"dtype":"U8","shape":[1,1,1,1,1,1,1,1,1,1,1,1,1,1,1,1,1],"data_offsets":[0,1]}})", "x"), HasSubstr("16"));
-  EXPECT_THAT(why(R"({"a":{"dtype":"U8","shape":[18446744073709551615],"data_offsets":[0,1]}})", "x"), HasSubstr("overflow"));
+  EXPECT_THAT(
+      why(R"({"a":{"dtype":"U8","shape":[1,1,1,1,1,1,1,1,1,1,1,1,1,1,1,1,1],"data_offsets":[0,1]}})",
+          "x"),
+      HasSubstr("16"));
+  EXPECT_THAT(
+      why(R"({"a":{"dtype":"U8","shape":[18446744073709551615],"data_offsets":[0,1]}})", "x"),
+      HasSubstr("overflow"));
 }
 
 TEST(Safetensors, PassesOverMembersOfATensorThatItDoesNotKnow) {
-  EXPECT_TRUE(Parse(File(R"({"a":{"x":[{"dtype":[1]},null],"y":{"shape":2},"z":-1.5,"dtype":"U8","shape":[1],"data_offsets":[0,1]}})", "x")).ok());
-  std::string deep = R"({"a":{"x":)" + std::string(1000, '[') + std::string(1000, ']') + R"(,"dtype":"U8","shape":[1],"data_offsets":[0,1]}})";
+  EXPECT_TRUE(
+      Parse(
+          File(
+              R"({"a":{"x":[{"dtype":[1]},null],"y":{"shape":2},"z":-1.5,"dtype":"U8","shape":[1],"data_offsets":[0,1]}})",
+              "x"))
+          .ok());
+  std::string deep = R"({"a":{"x":)" + std::string(1000, '[') + std::string(1000, ']') +
+                     R"(,"dtype":"U8","shape":[1],"data_offsets":[0,1]}})";
   EXPECT_FALSE(Parse(File(deep, "x")).ok());
 }
 
@@ -166,7 +190,8 @@ TEST(Safetensors, WritesTheStrictFormByElementSizeThenName) {
 }
 
 TEST(Safetensors, GivesASecondBoxOfATensorAKeyOfItsOwn) {
-  std::vector<SafetensorsBox> boxes = {{"w", "", DType::kU8, {4}, {2}, {2}}, {"w", "", DType::kU8, {4}, {0}, {1}}};
+  std::vector<SafetensorsBox> boxes = {{"w", "", DType::kU8, {4}, {2}, {2}},
+                                       {"w", "", DType::kU8, {4}, {0}, {1}}};
   ASSERT_TRUE(LayOut(boxes).ok());
   EXPECT_EQ(boxes[0].key, "w");
   EXPECT_EQ(boxes[0].offset, (Shape{0}));
@@ -191,7 +216,8 @@ TEST(DType, NamesAndSizesAreThoseOfTheFormat) {
   EXPECT_EQ(NameOf(DType::kU64), "U64");
   EXPECT_EQ(BitsOf(DType::kF6E2M3), 6);
   EXPECT_EQ(BitsOf(DType::kC64), 64);
-  for (int i = 0; i < kDTypeCount; ++i) EXPECT_EQ(DTypeFromName(NameOf(static_cast<DType>(i))), static_cast<DType>(i));
+  for (int i = 0; i < kDTypeCount; ++i)
+    EXPECT_EQ(DTypeFromName(NameOf(static_cast<DType>(i))), static_cast<DType>(i));
   EXPECT_FALSE(DTypeFromName("f32").has_value());
   EXPECT_FALSE(BytesOf(DType::kF4, {3}).ok());
   EXPECT_EQ(BytesOf(DType::kF4, {4}).value(), 2u);
@@ -217,7 +243,8 @@ TEST(StateView, RefusesWhatCannotBeSaved) {
   EXPECT_THAT(why({"\xff", DType::kF32, {2}, {}, {2}, memory}), HasSubstr("UTF-8"));
   EXPECT_THAT(why({"a", DType::kF32, {2}, {}, {3}, memory}), HasSubstr("leave the tensor"));
   EXPECT_THAT(why({"a", DType::kF32, {2}, {1}, {2}, memory}), HasSubstr("leave the tensor"));
-  EXPECT_THAT(why({"a", DType::kF32, {4}, {}, {4}, memory}), HasSubstr("8 bytes of memory, 16 wanted"));
+  EXPECT_THAT(why({"a", DType::kF32, {4}, {}, {4}, memory}),
+              HasSubstr("8 bytes of memory, 16 wanted"));
   EXPECT_THAT(why({"a", DType::kF32, {2}, {}, {2, 1}, memory}), HasSubstr("dimensions"));
   const Region region{"a", DType::kF32, {2}, {}, {2}, memory};
   const StateView twice{{region, region}, {}};
@@ -233,17 +260,25 @@ TEST(Safetensors, SurvivesDamagedHeaders) {
   std::mt19937_64 random(seed);
   const std::string golden = FromHexText(kGolden);
   std::vector<std::string> corpus = {golden};
-  for (const Fixture& fixture : Fixtures()) corpus.push_back(ReadFileText(SharedFolder() + "/cases/fixtures/" + fixture.file));
+  for (const Fixture& fixture : Fixtures())
+    corpus.push_back(ReadFileText(SharedFolder() + "/cases/fixtures/" + fixture.file));
   int accepted = 0;
   for (int round = 0; round < 20'000; ++round) {
     std::string file = corpus[random() % corpus.size()];
     for (uint64_t edits = random() % 4; edits > 0 && !file.empty(); --edits) {
       const size_t at = random() % file.size();
       switch (random() % 4) {
-        case 0: file[at] = static_cast<char>(random()); break;
-        case 1: file.erase(at, random() % 8); break;
-        case 2: file.insert(at, 1, "{}[]\",:0-\\"[random() % 10]); break;
-        default: file.resize(at);
+        case 0:
+          file[at] = static_cast<char>(random());
+          break;
+        case 1:
+          file.erase(at, random() % 8);
+          break;
+        case 2:
+          file.insert(at, 1, "{}[]\",:0-\\"[random() % 10]);
+          break;
+        default:
+          file.resize(at);
       }
     }
     const auto parsed = Parse(file);
