@@ -307,8 +307,11 @@ Sha256Digest DigestOf(const Plan& plan) {
 // Does `rank` hold `box` of `row`?
 bool Holds(const TensorRow& row, uint32_t rank, const Box& box) {
   if (row.boxes.empty()) return true;
-  const auto range = std::ranges::equal_range(row.boxes, rank, {}, &HeldBox::rank);
-  return std::ranges::find(range, box, &HeldBox::box) != range.end();
+  auto held = std::ranges::lower_bound(row.boxes, rank, {}, &HeldBox::rank);
+  for (; held != row.boxes.end() && held->rank == rank; ++held) {
+    if (held->box == box) return true;
+  }
+  return false;
 }
 
 uint64_t HashLayout(const Assignment& assignment) {
@@ -348,13 +351,13 @@ absl::Status LayOutImage(Assignment& assignment) {
     items.emplace(std::move(item_key), std::move(item));
   }
   OUTLAST_ASSIGN_OR_RETURN(assignment.data_bytes, LayOut(boxes));
+  OUTLAST_ASSIGN_OR_RETURN(assignment.header, BuildHeader(boxes));
   assignment.image.clear();
   for (SafetensorsBox& box : boxes) {
     PlannedItem& item = items.at(key(box));
     item.box = std::move(box);
     assignment.image.push_back(std::move(item));
   }
-  OUTLAST_ASSIGN_OR_RETURN(assignment.header, BuildHeader(boxes));
   return absl::OkStatus();
 }
 

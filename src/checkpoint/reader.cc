@@ -389,7 +389,8 @@ absl::Status CheckpointReader::ReadFile(uint32_t rank, std::span<Demand> demands
   uint64_t position = 0;
   const auto round_up = [&](uint64_t byte) { return (byte + chunk - 1) / chunk * chunk; };
   while (first < demands.size()) {
-    // From the chunk of the first byte still wanted, on over chunks wanted without a gap, one block at most.
+    // From the chunk of the first byte still wanted, on over chunks wanted without a gap, one block
+    // at most.
     if (first == next) position = demands[next].begin / chunk * chunk;
     const uint64_t limit = std::min(file.bytes, position + reader->block_bytes());
     uint64_t wanted = position + 1;

@@ -1,4 +1,5 @@
-// What the tests of checkpoints on disk share: a folder of their own, small states, and a whole save of them.
+// What the tests of checkpoints on disk share: a folder of their own, small states, and a whole
+// save of them.
 #pragma once
 
 #include <gtest/gtest.h>
@@ -19,6 +20,7 @@
 #include "checkpoint/writer.h"
 #include "outlast/base/digest.h"
 #include "outlast/base/memory.h"
+#include "outlast/base/status.h"
 #include "outlast/checkpoint/state.h"
 #include "store/folder.h"
 
@@ -61,8 +63,10 @@ class OwnedState {
   OwnedState(OwnedState&&) = default;
   OwnedState& operator=(OwnedState&&) = default;
 
-  // A tensor, or the box of one, whose every byte depends on its name and its place in the whole tensor.
-  void Add(std::string name, DType dtype, const Shape& global, std::optional<Box> box = std::nullopt) {
+  // A tensor, or the box of one, whose every byte depends on its name and its place in the whole
+  // tensor.
+  void Add(std::string name, DType dtype, const Shape& global,
+           std::optional<Box> box = std::nullopt) {
     const Box whole{Shape::Zeros(global.rank()), global};
     const Box held = box.value_or(whole);
     std::vector<std::byte> all(BytesOf(dtype, global).value());
@@ -76,11 +80,14 @@ class OwnedState {
     ASSERT_TRUE(CopyBox(dtype, whole, all, held, *memory_.back()).ok());
   }
 
-  void AddZeros(std::string name, DType dtype, const Shape& global, std::optional<Box> box = std::nullopt) {
+  void AddZeros(std::string name, DType dtype, const Shape& global,
+                std::optional<Box> box = std::nullopt) {
     const Box held = box.value_or(Box{Shape::Zeros(global.rank()), global});
     names_.push_back(std::make_unique<std::string>(std::move(name)));
-    memory_.push_back(std::make_unique<std::vector<std::byte>>(BytesOf(dtype, held.extent).value()));
-    view_.regions.push_back({*names_.back(), dtype, global, held.offset, held.extent, *memory_.back(), RegionKind::kStable});
+    memory_.push_back(
+        std::make_unique<std::vector<std::byte>>(BytesOf(dtype, held.extent).value()));
+    view_.regions.push_back({*names_.back(), dtype, global, held.offset, held.extent,
+                             *memory_.back(), RegionKind::kStable});
   }
 
   StateView& view() { return view_; }
@@ -100,7 +107,8 @@ class OwnedState {
   OwnedState Blank() const {
     OwnedState blank;
     for (const Region& region : view_.regions) {
-      blank.AddZeros(std::string(region.name), region.dtype, region.global, Box{OffsetOf(region), region.extent});
+      blank.AddZeros(std::string(region.name), region.dtype, region.global,
+                     Box{OffsetOf(region), region.extent});
     }
     return blank;
   }
@@ -119,7 +127,8 @@ inline Mapping ImageOf(const Assignment& assignment, const StateView& state) {
     for (const Region& region : state.regions) {
       if (region.name != item.box.name) continue;
       const Box piece{item.box.offset, item.box.extent};
-      const auto target = image.bytes().subspan(assignment.header.size() + item.box.begin, item.box.end - item.box.begin);
+      const auto target = image.bytes().subspan(assignment.header.size() + item.box.begin,
+                                                item.box.end - item.box.begin);
       EXPECT_TRUE(CopyBox(region.dtype, item.held, region.bytes, piece, target).ok());
     }
   }
@@ -133,8 +142,10 @@ struct SaveOptions {
   bool commit = true;
 };
 
-// Saves the ranks' states as an agent would: plan, shards, receipts, manifest. Returns the checkpoint's name.
-inline absl::StatusOr<std::string> Save(Root& root, int64_t step, std::span<const OwnedState> ranks, const SaveOptions& options = {}) {
+// Saves the ranks' states as an agent would: plan, shards, receipts, manifest. Returns the
+// checkpoint's name.
+inline absl::StatusOr<std::string> Save(Root& root, int64_t step, std::span<const OwnedState> ranks,
+                                        const SaveOptions& options = {}) {
   std::vector<RankTable> tables;
   for (uint32_t rank = 0; rank < ranks.size(); ++rank) {
     OUTLAST_ASSIGN_OR_RETURN(tables.emplace_back(), TableOfRank(ranks[rank].view(), rank));
@@ -163,13 +174,15 @@ inline absl::StatusOr<std::string> Save(Root& root, int64_t step, std::span<cons
     receipt.extra = ranks[rank].view().extras;
     if (!assignment.image.empty()) {
       const Mapping image = ImageOf(assignment, ranks[rank].view());
-      OUTLAST_ASSIGN_OR_RETURN(receipt.file,
-                               WriteShard(root.PathOf(name), rank, image.bytes().first(assignment.image_bytes()), {}));
+      OUTLAST_ASSIGN_OR_RETURN(
+          receipt.file,
+          WriteShard(root.PathOf(name), rank, image.bytes().first(assignment.image_bytes()), {}));
     }
     OUTLAST_RETURN_IF_ERROR(WriteReceipt(root.PathOf(name), receipt).status());
   }
   if (!options.commit) return name;
-  OUTLAST_ASSIGN_OR_RETURN(Manifest manifest, root.ComposeManifest(name, static_cast<uint32_t>(ranks.size())));
+  OUTLAST_ASSIGN_OR_RETURN(Manifest manifest,
+                           root.ComposeManifest(name, static_cast<uint32_t>(ranks.size())));
   OUTLAST_ASSIGN_OR_RETURN(const Listing listing, root.List());
   manifest.ancestors = root.AncestorsOf(options.parent, listing);
   manifest.committed_by = {"0", root.claim(), options.generation};
@@ -184,7 +197,5 @@ inline std::unique_ptr<Root> OpenRoot(const std::string& path, const std::string
   EXPECT_TRUE((*root)->TakeClaim().ok());
   return *std::move(root);
 }
-
-inline std::string_view Message(const absl::Status& status) { return MessageOf(status); }
 
 }  // namespace outlast

@@ -19,6 +19,7 @@
 #include <sstream>
 
 #include "outlast/base/memory.h"
+#include "outlast/base/status.h"
 
 namespace outlast {
 namespace {
@@ -35,7 +36,8 @@ class FolderTest : public ::testing::Test {
   std::string At(const std::string& name) const { return path_ + "/" + name; }
   std::vector<std::string> Names() const {
     std::vector<std::string> names;
-    for (const FolderEntry& entry : ListFolder(path_).value()) names.push_back(entry.name);
+    const std::vector<FolderEntry> entries = ListFolder(path_).value();
+    for (const FolderEntry& entry : entries) names.push_back(entry.name);
     return names;
   }
 
@@ -66,11 +68,14 @@ void Refuse(std::initializer_list<int> calls, int error_number) {
   program.push_back(BPF_STMT(BPF_LD | BPF_W | BPF_ABS, offsetof(seccomp_data, nr)));
   for (const int call : calls) {
     program.push_back(BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, static_cast<uint32_t>(call), 0, 1));
-    program.push_back(BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ERRNO | static_cast<uint32_t>(error_number)));
+    program.push_back(
+        BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ERRNO | static_cast<uint32_t>(error_number)));
   }
   program.push_back(BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ALLOW));
   const sock_fprog filter{static_cast<unsigned short>(program.size()), program.data()};
-  if (prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) != 0 || prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, &filter) != 0) abort();
+  if (prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) != 0 ||
+      prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, &filter) != 0)
+    abort();
 }
 
 // Runs `body` in a child process; what it says comes back.
@@ -86,7 +91,8 @@ std::string InChild(const std::function<std::string()>& body) {
   close(ends[1]);
   std::string said;
   char buffer[512];
-  for (ssize_t count; (count = read(ends[0], buffer, sizeof buffer)) > 0;) said.append(buffer, static_cast<size_t>(count));
+  for (ssize_t count; (count = read(ends[0], buffer, sizeof buffer)) > 0;)
+    said.append(buffer, static_cast<size_t>(count));
   close(ends[0]);
   int status = 0;
   waitpid(child, &status, 0);
@@ -98,7 +104,8 @@ TEST_F(FolderTest, CreatesAFileWholeAndNeverOverOne) {
 
   EXPECT_EQ(CreateWhole(path_, "a", "two").code(), absl::StatusCode::kAlreadyExists);
   EXPECT_EQ(ReadSmall(At("a"), 3).value(), "one");
-  EXPECT_THAT(Names(), ::testing::ElementsAre("a"));  // no temporary file is left, also not by the failure
+  EXPECT_THAT(Names(),
+              ::testing::ElementsAre("a"));  // no temporary file is left, also not by the failure
 }
 
 TEST_F(FolderTest, ReplacesAFileWhole) {
@@ -170,7 +177,8 @@ TEST_P(DirectWriterTest, WritesEveryLengthExactly) {
   for (const size_t bytes : {0u, 1u, 511u, 4095u, 4096u, 4097u, 3u << 20, (3u << 20) + 5}) {
     const Mapping memory = Pattern(bytes);
     const std::string path = At("f" + std::to_string(bytes));
-    DirectWriter writer = DirectWriter::Create(path, bytes, {.mode = GetParam(), .block_bytes = 1 << 20}).value();
+    DirectWriter writer =
+        DirectWriter::Create(path, bytes, {.mode = GetParam(), .block_bytes = 1 << 20}).value();
     ASSERT_TRUE(writer.Append(memory.bytes().first(bytes)).ok());
     ASSERT_TRUE(writer.Finish().ok());
     EXPECT_EQ(Content(path), Text(memory.bytes().first(bytes))) << bytes;
@@ -180,7 +188,9 @@ TEST_P(DirectWriterTest, WritesEveryLengthExactly) {
 TEST_P(DirectWriterTest, WritesMemoryThatIsNotAligned) {
   const Mapping memory = Pattern(100'000);
   const auto bytes = memory.bytes().subspan(13, 99'000);
-  DirectWriter writer = DirectWriter::Create(At("f"), bytes.size(), {.mode = GetParam(), .block_bytes = 16384}).value();
+  DirectWriter writer =
+      DirectWriter::Create(At("f"), bytes.size(), {.mode = GetParam(), .block_bytes = 16384})
+          .value();
   ASSERT_TRUE(writer.Append(bytes.first(32768)).ok());
   ASSERT_TRUE(writer.Append(bytes.subspan(32768)).ok());
   ASSERT_TRUE(writer.Finish().ok());
@@ -192,12 +202,13 @@ TEST_P(DirectWriterTest, ReportsProgressAndStopsWhenItIsCancelled) {
   bool cancel = false;
   const Mapping memory = Pattern(16384);
   {
-    DirectWriter writer = DirectWriter::Create(At("f"), 16384,
-                                               {.mode = GetParam(),
-                                                .block_bytes = 4096,
-                                                .on_progress = [&](uint64_t bytes) { progress.push_back(bytes); },
-                                                .cancelled = [&] { return cancel; }})
-                              .value();
+    DirectWriter writer =
+        DirectWriter::Create(At("f"), 16384,
+                             {.mode = GetParam(),
+                              .block_bytes = 4096,
+                              .on_progress = [&](uint64_t bytes) { progress.push_back(bytes); },
+                              .cancelled = [&] { return cancel; }})
+            .value();
     ASSERT_TRUE(writer.Append(memory.bytes().first(8192)).ok());
     cancel = true;
     EXPECT_EQ(writer.Append(memory.bytes().first(8192)).code(), absl::StatusCode::kCancelled);
@@ -206,13 +217,17 @@ TEST_P(DirectWriterTest, ReportsProgressAndStopsWhenItIsCancelled) {
   EXPECT_THAT(Names(), ::testing::IsEmpty());  // what was not finished is gone
 }
 
-INSTANTIATE_TEST_SUITE_P(Modes, DirectWriterTest, ::testing::Values(IoMode::kDirect, IoMode::kBuffered),
-                         [](const auto& info) { return info.param == IoMode::kDirect ? "Direct" : "Buffered"; });
+INSTANTIATE_TEST_SUITE_P(Modes, DirectWriterTest,
+                         ::testing::Values(IoMode::kDirect, IoMode::kBuffered),
+                         [](const auto& mode) {
+                           return mode.param == IoMode::kDirect ? "Direct" : "Buffered";
+                         });
 
 TEST_F(FolderTest, WriterRefusesATakenNameAndWrongLengths) {
   ASSERT_TRUE(CreateWhole(path_, "taken", "1").ok());
   EXPECT_EQ(DirectWriter::Create(At("taken"), 1).status().code(), absl::StatusCode::kAlreadyExists);
-  EXPECT_EQ(DirectWriter::Create(At("f"), 1, {.block_bytes = 100}).status().code(), absl::StatusCode::kInvalidArgument);
+  EXPECT_EQ(DirectWriter::Create(At("f"), 1, {.block_bytes = 100}).status().code(),
+            absl::StatusCode::kInvalidArgument);
 
   const Mapping memory = Pattern(8192);
   DirectWriter writer = DirectWriter::Create(At("f"), 8192).value();
@@ -222,16 +237,18 @@ TEST_F(FolderTest, WriterRefusesATakenNameAndWrongLengths) {
   EXPECT_EQ(writer.Finish().code(), absl::StatusCode::kInvalidArgument);
 }
 
-// Case O20: what a bad disk says reaches the caller, and no partial file stays under the final name.
+// Case O20: what a bad disk says reaches the caller, and no partial file stays under the final
+// name.
 TEST_F(FolderTest, WriterReportsEachErrorOfTheDiskAndLeavesNoFile) {
   const Mapping memory = Pattern(8192);
   struct Row {
     int call, error_number;
     std::string_view wanted;
   };
-  for (const Row& row : {Row{SYS_fallocate, ENOSPC, "allocate"}, Row{SYS_fallocate, EDQUOT, "wanted 8192 bytes"},
-                         Row{SYS_pwrite64, EIO, "write"}, Row{SYS_ftruncate, EIO, "truncate"},
-                         Row{SYS_fdatasync, ENOSPC, "fdatasync"}, Row{SYS_fdatasync, EIO, "fdatasync"}}) {
+  for (const Row& row :
+       {Row{SYS_fallocate, ENOSPC, "allocate"}, Row{SYS_fallocate, EDQUOT, "wanted 8192 bytes"},
+        Row{SYS_pwrite64, EIO, "write"}, Row{SYS_ftruncate, EIO, "truncate"},
+        Row{SYS_fdatasync, ENOSPC, "fdatasync"}, Row{SYS_fdatasync, EIO, "fdatasync"}}) {
     const std::string said = InChild([&]() -> std::string {
       Refuse({row.call}, row.error_number);
       auto writer = DirectWriter::Create(At("f"), 8192);
