@@ -35,6 +35,11 @@ struct FaultRecord {
   std::string detail;    // one line for people: "rank 2: killed by signal 9", the verdict's evidence
   // What makes two faults the same: digest of class, code or signal or verdict, and phase.
   uint64_t root = 0;
+  // Failed after a peer in the same generation: recorded for people, never charged, never the cause.
+  bool victim = false;
 };
+
+// FaultRecord::root. `what` is an exit code, 128 + signal, or the verdict's name; `phase` where the worker was.
+uint64_t FaultRoot(FaultClass fault_class, std::string_view what, uint32_t phase);
 
 }  // namespace outlast

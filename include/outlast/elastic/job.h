@@ -1,96 +1,48 @@
 // The job's state machine for one node: a pure function from (state, event, now) to (state, actions).
 //
-//   FORMING ── all slots spawned ──> RUNNING ── fault, verdict ──> REFORMING ── all staged ──> RUNNING ...
+//   FORMING ── start: all slots spawned ──> RUNNING ── fault, verdict ──> REFORMING ── all staged ──> RUNNING ...
 //   RUNNING ── stop asked ──> STOPPING ── all ended ──> DONE            any ── budget used up ──> ENDING ──> DONE
 //
-// A *slot* is the place that a rank holds: on one node slot and rank are the same number. A worker is *plain* until it
-// joins. A generation forms in two phases: abort everywhere and fill dead slots (PREPARE), then one COMMIT when every
-// slot is staged. Nothing here sleeps, reads a clock or touches a process: the keeper does what the actions say.
+// A *slot* is the place that a rank holds: on one node slot and rank are the same number. Nothing here sleeps, reads a
+// clock or touches a process: the keeper does what the actions say.
+//
+// Joined and plain. A worker is *plain* until it joins, and so is a slot whose last process never joined. A joined worker
+// whose peer fails survives: it is told to abort, unwinds, is staged and enters the next generation. A dead slot that had
+// joined is refilled at once, and the generation waits until the new process is staged. Plain workers can't unwind: when
+// one fails, all plain ones are killed, and only when they are gone and the next generation is committed they are spawned
+// again; nobody waits for them to be staged. The fault of a joined worker leaves plain ones alone: they may be peers that
+// are slow to start, and enter whatever generation is open when they join. A plain program that ended with 0 is done, and
+// is not run again when another one fails.
+//
+// A generation forms in two phases: AbortGeneration(g) and refills, then one CommitGeneration(g+1) when everybody whom it
+// waits for is staged (see CommitGeneration for those who come later). A fault while re-forming does not change the target.
+// Everything that is waited for has a deadline, and the machine arms one timer for the nearest.
+//
+// First failure. A member of the aborted generation that dies by itself before the next commit failed after a peer: it is
+// recorded as a victim, refilled and not charged. Each process can be one once, so nothing loops uncharged: a replacement
+// that dies, or is not staged in time, is charged like a first fault. What ends after we sent it a signal is never a cause.
+//
+// Stops. StopAsked names S = newest step + 2 (AskStop); late answers double the margin; all on time: GoStop(S). When all
+// sealed S and ended, and the save's end is known (StopPersisted), the job is over. A worker that dies instead, or S that
+// does not come early enough before `grace`: AbortGeneration, PersistCommon, SIGTERM, SIGKILL at `grace`. Plain workers get
+// the signal itself. A stop never restarts anybody.
 #pragma once
 
 #include <cstdint>
 #include <optional>
 #include <string>
-#include <variant>
+#include <string_view>
 #include <vector>
 
 #include "absl/time/time.h"
+#include "outlast/elastic/actions.h"
+#include "outlast/elastic/events.h"
+#include "outlast/elastic/exit_code.h"
 #include "outlast/elastic/fault.h"
+#include "outlast/elastic/job_options.h"
+#include "outlast/elastic/policy.h"
 
 namespace outlast {
-
-struct JobOptions {
-  int world = 1;
-  int max_restarts = 3;  // crash and hang faults since the last progress; 0 = never restart
-  int same_root_limit = 3;
-  int other_class_limit = 6;      // records of other classes since progress
-  int restarts_per_hour_limit = 20;
-  int64_t progress_steps = 200;   // new steps that count as progress where nothing commits
-  absl::Duration grace = absl::Seconds(15);            // SIGTERM to SIGKILL in a stop
-  absl::Duration stop_within = absl::Seconds(25);      // a stop in all
-  absl::Duration early_exit_grace = absl::Seconds(60);
-  absl::Duration soft_abort = absl::Seconds(10);       // ABORT to staged
-  absl::Duration abort_term = absl::Seconds(2);        // SIGTERM to SIGKILL in an abort
-  absl::Duration reap = absl::Seconds(5);              // SIGKILL to the end of the process
-  absl::Duration respawn = absl::Seconds(120);         // spawn to staged
-  int preempt_exit = 80;
-  std::vector<int> no_retry_codes = {82, 93};
-  std::vector<int> retry_codes;  // when not empty, only these are tried again
-};
-
-// --- Events -----------------------------------------------------------------------------------------------------------
-struct StartEvent {};
-struct WorkerJoined { int slot; uint64_t incarnation; };
-// The worker is in ForEachGeneration and waits for a generation. `left` is the generation whose body it left (0: none).
-struct WorkerStaged { int slot; uint64_t incarnation; uint64_t left; };
-// The worker's body returned OK: its work is done, and it may leave at any time.
-struct WorkerFinished { int slot; uint64_t incarnation; };
-// The worker unwound after an agreed stop, having sealed the stop's step.
-struct WorkerStopped { int slot; uint64_t incarnation; int64_t step; };
-struct WorkerEnded { int slot; uint64_t incarnation; ProcessEnd end; };
-// `culprit` does not move while others wait. `stopped`: the process is in T state, so soft means do nothing to it.
-struct VerdictGiven { int culprit; std::string verdict_class; std::string detail; uint32_t phase; bool stopped; };
-struct StopAsked { int signal; };             // SIGTERM, SIGUSR1, SIGUSR2, SIGINT, SIGHUP
-struct StopAnswered { int slot; uint64_t incarnation; bool on_time; int64_t step; };  // late: `step` is where it is
-struct StopPersisted { int64_t step; bool durable; };  // the stop's last save ended
-struct CheckpointCommitted { int64_t step; };
-// A rank tried a resume candidate. Judged by the save service; kept here for the record only.
-struct RestoreFailed { std::string detail; };  // no candidate restores: ends the job with 82
-struct RootRefused { std::string detail; };    // first open of a checkpoint root was refused: ends the job with 85
-struct RootLost { std::string detail; };       // another run took the root: ends the job with 88 at an agreed step
-struct FinalSaveFailed { std::string detail; };
-struct TimerFired { uint64_t timer; };
-
-using JobEvent = std::variant<StartEvent, WorkerJoined, WorkerStaged, WorkerFinished, WorkerStopped, WorkerEnded, VerdictGiven, StopAsked,
-                              StopAnswered, StopPersisted, CheckpointCommitted, RestoreFailed, RootRefused, RootLost,
-                              FinalSaveFailed, TimerFired>;
-
-// What the keeper saw in the black boxes when the event came; the machine never reads memory.
-struct JobView {
-  absl::Duration now;       // steady
-  int64_t newest_step = 0;  // the newest step that any rank has begun
-};
-
-// --- Actions ----------------------------------------------------------------------------------------------------------
-struct SpawnWorker { int slot; uint64_t incarnation; uint64_t generation; int attempt; };  // attempt: 0, 1, ... (TORCHELASTIC_RESTART_COUNT)
-// Raise the abort generation in every black box and tell every live worker.
-struct AbortGeneration { uint64_t generation; std::string reason; };
-// Every member enters `generation`: the members' `members[i]` = slot. Slots whose body has finished are not members.
-struct CommitGeneration { uint64_t generation; std::vector<int> members; };
-enum class KillHow : uint8_t { kTerm, kKill };  // of the slot's whole process tree
-struct KillWorker { int slot; uint64_t incarnation; KillHow how; std::string reason; };
-struct ForwardSignal { int slot; uint64_t incarnation; int signal; };  // to a plain worker: as it is if caught, else TERM
-struct CaptureStacks { std::vector<int> slots; std::string reason; };
-struct AskStop { int64_t step; std::string reason; };  // STOP(step) to all joined workers
-struct GoStop { int64_t step; };
-struct PersistCommon { std::string reason; };  // persist the newest snapshot that all ranks have, without the trainer's help
-struct ArmTimer { uint64_t timer; absl::Duration at; };  // steady; a timer id armed again replaces the former
-struct DisarmTimer { uint64_t timer; };
-struct RecordFault { FaultRecord fault; int budget_used; int budget; };  // for report, ledger and console
-struct FinishJob { int exit_code; std::string reason; };  // last action; all workers have ended
-
-using JobAction = std::variant<SpawnWorker, AbortGeneration, CommitGeneration, KillWorker, ForwardSignal, CaptureStacks, AskStop,
-                               GoStop, PersistCommon, ArmTimer, DisarmTimer, RecordFault, FinishJob>;
 
 enum class JobPhase : uint8_t { kForming, kRunning, kReforming, kStopping, kEnding, kDone };
 
@@ -99,19 +51,152 @@ class Job {
  public:
   explicit Job(JobOptions options);
 
-  // Consumes one event. Events of an incarnation that is not the slot's present one are dropped.
+  // Consumes one event. Events of an incarnation that is not the slot's present one are dropped. The keeper gives what a
+  // worker had sent (WorkerFinished, WorkerStopped) before its WorkerEnded.
   std::vector<JobAction> Step(const JobEvent& event, const JobView& view);
 
   JobPhase phase() const { return phase_; }
   uint64_t generation() const { return generation_; }  // the newest that was committed, 0 before the first
   const JobOptions& options() const { return options_; }
   const std::vector<FaultRecord>& faults() const { return faults_; }
+  const FaultHistory& history() const { return history_; }
+  // Every slot's work is under way in an open generation, or done.
+  bool is_whole() const;
 
  private:
+  enum class State : uint8_t {
+    kNone,         // no process; due: not spawned before
+    kStarting,     // runs, not staged; plain ones stay here. due (while re-forming): replaced
+    kStaged,       // waits for a generation. due (while running): it left the body by itself
+    kActive,       // in the body of the committed generation
+    kUnwinding,    // was told to abort. due: replaced
+    kStopped,      // sealed the stop's step, and leaves
+    kLeaving,      // its body returned OK; it may live on
+    kTerminating,  // we sent SIGTERM. due: SIGKILL
+    kKilled,       // we sent SIGKILL. due: given up
+    kExited,       // joined, and ended with 0 without a word. due: a fault if others still run
+    kDone,         // its work is done, no process
+    kAbandoned,    // SIGKILL did not end it
+  };
+  struct Slot {
+    State state = State::kNone;
+    uint64_t incarnation = 0;
+    uint64_t born = 0;       // the generation that it was spawned for
+    bool joined = false;     // the present process has
+    bool plain = true;       // the last process never joined
+    bool finished = false;   // its body returned OK
+    bool asked = false;      // for the stop's step
+    bool on_time = false;    // answered so
+    bool sealed = false;     // the stop's step
+    absl::Duration spawned_at;
+    absl::Duration due = absl::InfiniteDuration();
+  };
+
+  // Events (job.cc).
+  void On(const StartEvent&);
+  void On(const WorkerJoined& event);
+  void On(const WorkerStaged& event);
+  void On(const WorkerFinished& event);
+  void On(const WorkerStopped& event);
+  void On(const WorkerEnded& event);
+  void On(const VerdictGiven& event);
+  void On(const StopAsked& event);
+  void On(const StopAnswered& event);
+  void On(const StopPersisted& event);
+  void On(const CheckpointCommitted& event);
+  void On(const RestoreFailed& event);
+  void On(const RootRefused& event);
+  void On(const RootLost& event);
+  void On(const FinalSaveFailed& event);
+  void On(const TimerFired& event);
+
+  // Faults and re-forming (job_reform.cc).
+  void EndedWhileRunning(int index, State before, bool joined, const ProcessEnd& end);
+  FaultRecord MakeRecord(FaultClass fault_class, int index, const ProcessEnd& end, std::string_view what,
+                         uint32_t phase) const;
+  // Records and judges; the job is re-forming or ending afterwards.
+  void Fault(int index, FaultRecord fault);
+  void Reform(const std::string& reason);
+  void TerminatePlain(const std::string& reason);
+  void TryCommit();
+  void Refill();
+  void Spawn(int index, uint64_t generation);
+  void Vacate(Slot& slot);
+  void Refund();
+
+  // Stops and ends (job_stop.cc).
+  void BeginStop(int signal, const std::string& reason);
+  void Ask(int64_t step, const std::string& reason);
+  void TryGo();
+  void GiveUpStop(const std::string& reason);
+  void EndStop();
+  void Hurry();
+  void End(JobOutcome outcome, int exit_code, const std::string& reason);
+  void Persist(const std::string& reason, absl::Duration due);
+  void FinishWhenAllEnded();
+  void FinishAs(int exit_code, std::string reason);
+  int StopCode() const;
+  std::string StopReason() const;
+
+  // Deadlines and processes (job.cc).
+  void LookAtDeadlines();
+  void SlotIsDue(int index);
+  void ArmNearest();
+  absl::Duration Nearest() const;
+  void Abort(const std::string& reason);
+  void Terminate(int index, absl::Duration kill_at, const std::string& reason);
+  void Kill(int index, const std::string& reason);
+  void Abandon(int index);
+  Slot* Present(int slot, uint64_t incarnation);
+  static bool IsAlive(const Slot& slot);
+  static bool IsDying(const Slot& slot);
+  // A process that has not joined, in a slot that need not.
+  static bool IsPlain(const Slot& slot) { return slot.plain && !slot.joined; }
+  bool OthersRun(int index) const;
+  absl::Duration patience(const Slot& slot) const;
+  template <typename Action>
+  void Emit(Action action) {
+    actions_.emplace_back(std::move(action));
+  }
+
   JobOptions options_;
   JobPhase phase_ = JobPhase::kForming;
   uint64_t generation_ = 0;
+  uint64_t aborted_ = 0;  // the newest generation that was aborted
+  uint64_t last_incarnation_ = 0;
+  std::vector<Slot> slots_;
+  std::vector<int> attempts_;  // spawns of each slot so far
+  bool any_joined_ = false;    // ever
   std::vector<FaultRecord> faults_;
+  FaultHistory history_;
+  absl::Duration no_spawn_before_ = -absl::InfiniteDuration();
+  int64_t newest_step_ = 0;
+  int64_t step_committed_ = 0;
+  int64_t progress_base_ = 0;  // the newest step at the last progress
+  std::optional<int> late_failure_;  // exit code of a worker that failed after its work was done
+  std::string abandoned_;      // who did not end, for people
+
+  // Of a stop.
+  int stop_signal_ = 0;
+  std::string stop_reason_;
+  int interrupts_ = 0;
+  int64_t stop_step_ = 0;
+  int64_t stop_margin_ = 2;
+  bool went_ = false;
+  bool gave_up_ = false;
+  bool plain_was_signalled_ = false;
+  absl::Duration seal_due_ = absl::InfiniteDuration();
+  absl::Duration kill_due_ = absl::InfiniteDuration();
+  absl::Duration stop_due_ = absl::InfiniteDuration();
+  absl::Duration persist_due_ = absl::InfiniteDuration();  // finite: StopPersisted is awaited
+  bool durable_ = false;
+  std::optional<std::string> not_in_root_;  // why the last state is not there
+  int end_code_ = 1;
+  std::string end_reason_;
+
+  std::optional<absl::Duration> armed_;
+  absl::Duration now_;                // of the present Step
+  std::vector<JobAction> actions_;
 };
 
 }  // namespace outlast

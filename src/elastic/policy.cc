@@ -1,0 +1,104 @@
+#include "outlast/elastic/policy.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+
+#include "outlast/elastic/exit_code.h"
+
+namespace outlast {
+namespace {
+
+bool Contains(const std::vector<int>& codes, int code) {
+  return std::find(codes.begin(), codes.end(), code) != codes.end();
+}
+
+Judgement Finish(JobOutcome outcome, std::string reason, int worker_code = 1) {
+  return {.exit_code = ExitCodeOf(outcome, 80, worker_code), .reason = std::move(reason)};
+}
+
+// Exit codes speak of crashes only: a hang has none, and an early exit always has 0.
+bool MayRetryCode(const FaultRecord& fault, const JobOptions& options, int code) {
+  if (fault.fault_class != FaultClass::kCrash) return true;
+  if (Contains(options.no_retry_codes, code)) return false;
+  return options.retry_codes.empty() || Contains(options.retry_codes, code);
+}
+
+absl::Duration BackOff(int restarts_before) {
+  if (restarts_before == 0) return absl::ZeroDuration();
+  return absl::Seconds(std::min(60, 1 << std::min(restarts_before - 1, 6)));
+}
+
+}  // namespace
+
+bool CountsAsCrash(FaultClass fault_class) {
+  return fault_class == FaultClass::kCrash || fault_class == FaultClass::kHang ||
+         fault_class == FaultClass::kEarlyExit;
+}
+
+void FaultHistory::Add(const FaultRecord& fault) {
+  ++(CountsAsCrash(fault.fault_class) ? crashes : others);
+  for (auto& [root, count] : roots) {
+    if (root == fault.root) {
+      ++count;
+      return;
+    }
+  }
+  roots.emplace_back(fault.root, 1);
+}
+
+void FaultHistory::AddRestart(absl::Duration now) {
+  ++restarts;
+  std::erase_if(restart_times, [now](absl::Duration at) { return now - at >= absl::Hours(1); });
+  restart_times.push_back(now);
+}
+
+void FaultHistory::Refund() {
+  crashes = others = restarts = 0;
+  roots.clear();
+}
+
+int FaultHistory::seen(uint64_t root) const {
+  for (const auto& [known, count] : roots) {
+    if (known == root) return count;
+  }
+  return 0;
+}
+
+int FaultHistory::restarts_in_last_hour(absl::Duration now) const {
+  return static_cast<int>(std::count_if(restart_times.begin(), restart_times.end(),
+                                        [now](absl::Duration at) { return now - at < absl::Hours(1); }));
+}
+
+Judgement JudgeFault(const FaultHistory& history, const FaultRecord& fault, const JobOptions& options,
+                     absl::Duration now) {
+  const int worker_code = WorkerExitCode(fault.fault_class, fault.end);
+  const int raw_code = fault.end.signal != 0 ? 128 + fault.end.signal : fault.end.code;
+  if (!MayRetryCode(fault, options, raw_code)) {
+    return Finish(JobOutcome::kWorkerFailed, fmt::format("exit code {} is not to be tried again", raw_code), worker_code);
+  }
+  if (options.max_restarts == 0) {
+    return Finish(JobOutcome::kWorkerFailed, "no restart was allowed (--max-restarts 0)", worker_code);
+  }
+  if (history.crashes > options.max_restarts) {
+    return Finish(JobOutcome::kRestartsUsedUp,
+                  fmt::format("{} of {} restarts since the last progress are used up (--max-restarts)",
+                              options.max_restarts, options.max_restarts));
+  }
+  if (history.others > options.other_class_limit) {
+    return Finish(JobOutcome::kRestartsUsedUp,
+                  fmt::format("{} faults of other classes since the last progress, {} are allowed", history.others,
+                              options.other_class_limit));
+  }
+  if (history.restarts_in_last_hour(now) >= options.restarts_per_hour_limit) {
+    return Finish(JobOutcome::kRestartsUsedUp,
+                  fmt::format("{} restarts in an hour are used up", options.restarts_per_hour_limit));
+  }
+  if (history.seen(fault.root) >= options.same_root_limit) {
+    return Finish(JobOutcome::kNeedsHuman,
+                  fmt::format("the same root {} times without progress", history.seen(fault.root)));
+  }
+  return {.restart = true, .delay = BackOff(history.restarts)};
+}
+
+}  // namespace outlast
