@@ -7,11 +7,13 @@
 #include <cstring>
 
 #include "base/error.h"
+#include "outlast/base/clock.h"
 
 namespace outlast {
 namespace {
 
-constexpr int kFullQueueMillis = 5000;
+constexpr absl::Duration kFullQueue = absl::Seconds(5);
+constexpr int kFullQueueStepMillis = 20;
 
 void TakeDescriptors(msghdr& header, std::vector<UniqueFd>& fds) {
   for (cmsghdr* control = CMSG_FIRSTHDR(&header); control != nullptr; control = CMSG_NXTHDR(&header, control)) {
@@ -39,6 +41,23 @@ absl::StatusOr<std::pair<Channel, Channel>> Channel::MakePair() {
 }
 
 absl::Status Channel::Send(std::string_view bytes, std::span<const int> fds) const {
+  const absl::Status sent = TrySend(bytes, fds);
+  if (sent.code() != absl::StatusCode::kResourceExhausted) return sent;
+  const absl::Duration deadline = Clock::Real().Uptime() + kFullQueue;
+  while (true) {
+    // A queue counts as writable only when it is three quarters empty, so a slow reader may let several waits pass.
+    pollfd writable{fd_.get(), POLLOUT, 0};
+    poll(&writable, 1, kFullQueueStepMillis);
+    absl::Status again = TrySend(bytes, fds);
+    if (again.code() != absl::StatusCode::kResourceExhausted) return again;
+    if (Clock::Real().Uptime() >= deadline) {
+      return Error(absl::StatusCode::kUnavailable, "send a message: the peer's queue was full for {} s",
+                   absl::ToInt64Seconds(kFullQueue));
+    }
+  }
+}
+
+absl::Status Channel::TrySend(std::string_view bytes, std::span<const int> fds) const {
   if (bytes.size() > kMaxMessageBytes || fds.size() > kMaxDescriptors) {
     return Error(absl::StatusCode::kInvalidArgument, "message of {} bytes and {} descriptors: at most {} and {} wanted",
                  bytes.size(), fds.size(), kMaxMessageBytes, kMaxDescriptors);
@@ -59,19 +78,18 @@ absl::Status Channel::Send(std::string_view bytes, std::span<const int> fds) con
   }
   while (sendmsg(fd_.get(), &header, MSG_NOSIGNAL | MSG_DONTWAIT) < 0) {
     if (errno == EINTR) continue;
-    if (errno != EAGAIN) return ErrnoStatus(errno, "send a message");
-    pollfd writable{fd_.get(), POLLOUT, 0};
-    if (poll(&writable, 1, kFullQueueMillis) == 0) {
-      return Error(absl::StatusCode::kUnavailable, "send a message: the peer's queue was full for {} ms", kFullQueueMillis);
-    }
+    if (errno == EAGAIN) return Error(absl::StatusCode::kResourceExhausted, "send a message: the peer's queue is full");
+    return ErrnoStatus(errno, "send a message");
   }
   return absl::OkStatus();
 }
 
-absl::StatusOr<std::optional<Channel::Packet>> Channel::Receive() const {
+absl::StatusOr<std::optional<Channel::Packet>> Channel::TryReceive() const { return ReceiveWith(MSG_DONTWAIT); }
+
+absl::StatusOr<std::optional<Channel::Packet>> Channel::ReceiveWith(int flags) const {
   Packet packet;
-  packet.bytes.resize(kMaxMessageBytes);
-  iovec part{packet.bytes.data(), packet.bytes.size()};
+  char buffer[kMaxMessageBytes];  // not zeroed, and only the pages that a message fills are touched
+  iovec part{buffer, sizeof buffer};
   alignas(cmsghdr) char control[CMSG_SPACE(kMaxDescriptors * sizeof(int))];
   msghdr header{};
   header.msg_iov = &part;
@@ -80,15 +98,16 @@ absl::StatusOr<std::optional<Channel::Packet>> Channel::Receive() const {
   header.msg_controllen = sizeof control;
   ssize_t received;
   do {
-    received = recvmsg(fd_.get(), &header, MSG_CMSG_CLOEXEC);
+    received = recvmsg(fd_.get(), &header, MSG_CMSG_CLOEXEC | flags);
   } while (received < 0 && errno == EINTR);
+  if (received < 0 && errno == EAGAIN) return Error(absl::StatusCode::kResourceExhausted, "receive a message: none is there");
   if (received < 0 && errno != ECONNRESET) return ErrnoStatus(errno, "receive a message");
   if (received <= 0) return std::optional<Packet>();
   TakeDescriptors(header, packet.fds);
   if ((header.msg_flags & (MSG_TRUNC | MSG_CTRUNC)) != 0) {
     return Error(absl::StatusCode::kInvalidArgument, "message over {} bytes or {} descriptors", kMaxMessageBytes, kMaxDescriptors);
   }
-  packet.bytes.resize(static_cast<size_t>(received));
+  packet.bytes.assign(buffer, static_cast<size_t>(received));
   return std::optional<Packet>(std::move(packet));
 }
 

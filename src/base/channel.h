@@ -37,11 +37,17 @@ class Channel {
   // Sends one message; the descriptors in `fds` are borrowed. Never raises SIGPIPE.
   // kUnavailable: the peer is gone, or its queue stayed full for 5 s (a stopped peer must not stop us).
   absl::Status Send(std::string_view bytes, std::span<const int> fds = {}) const;
+  // The same without waiting. kResourceExhausted: the peer's queue is full, and nothing was sent.
+  absl::Status TrySend(std::string_view bytes, std::span<const int> fds = {}) const;
   // The next message; blocks. nullopt: the peer closed its end.
   // kInvalidArgument: a message over the limits.
-  absl::StatusOr<std::optional<Packet>> Receive() const;
+  absl::StatusOr<std::optional<Packet>> Receive() const { return ReceiveWith(0); }
+  // The same without waiting. kResourceExhausted: nothing is there.
+  absl::StatusOr<std::optional<Packet>> TryReceive() const;
 
  private:
+  absl::StatusOr<std::optional<Packet>> ReceiveWith(int flags) const;
+
   UniqueFd fd_;
 };
 

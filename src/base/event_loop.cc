@@ -90,7 +90,9 @@ int EventLoop::TimeoutMillis() const {
 }
 
 void EventLoop::RunDueTimers() {
-  while (!timers_.empty() && timers_.begin()->first.first <= Clock::Real().Uptime()) {
+  // One reading of the clock: a callback that arms itself again at once must not starve the descriptors.
+  const absl::Duration now = Clock::Real().Uptime();
+  while (!timers_.empty() && timers_.begin()->first.first <= now) {
     auto node = timers_.extract(timers_.begin());
     deadline_of_timer_.erase(node.key().second);
     node.mapped()();

@@ -52,7 +52,8 @@ class WorkerHost {
 class KeeperExtension {
  public:
   virtual ~KeeperExtension() = default;
-  // True when the message was this extension's. It answers now or later by Keeper::Answer.
+  // True when the message was this extension's. It answers now or later by Keeper::Answer. Requests of generations that
+  // were aborted do not come here: the keeper refuses them.
   virtual bool OnMessage(int slot, Message& message) = 0;
   // Generation `generation` and older are being unwound: pending requests of theirs were answered kAborted already.
   virtual void OnAbort(uint64_t generation) = 0;
@@ -67,6 +68,8 @@ struct KeeperOptions {
   JobOptions job;
   Id128 run_id;
   std::string run_dir;  // empty: none
+  // A body may see a peer's death before we do. One that returned kAborted with nothing aborted for so long is a fault.
+  absl::Duration uncaused_grace = absl::Seconds(1);
 };
 
 // Belongs to its loop's thread.
@@ -75,8 +78,9 @@ class Keeper {
   Keeper(EventLoop& loop, WorkerHost& host, KeeperOptions options);
   ~Keeper();
 
-  // Borrowed; call before Start.
+  // Borrowed until Detach. Attached while a generation stands, it hears of that one's commit at once.
   void Attach(KeeperExtension* extension);
+  void Detach(KeeperExtension* extension);
   // Makes the black boxes and dispatches StartEvent.
   absl::Status Start();
 
@@ -96,6 +100,8 @@ class Keeper {
   Segment& black_box(int slot);
   bool is_joined(int slot) const;
   bool is_finished(int slot) const;
+  // Messages that were malformed, out of turn or of an older generation.
+  uint64_t refused() const;
 
  private:
   class Impl;

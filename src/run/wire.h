@@ -47,6 +47,13 @@ enum class MessageKind : uint16_t {
 
 constexpr uint16_t kWireVersion = 1;
 
+// How a worker came to be staged.
+enum class StagedOutcome : uint32_t {
+  kFresh = 0,     // it has not entered a generation yet
+  kAborted = 1,   // its body unwound because the generation was aborted
+  kUncaused = 2,  // its body returned kAborted though nobody had aborted the generation
+};
+
 struct Message {
   MessageKind kind{};
   uint64_t generation = 0;

@@ -77,6 +77,7 @@ class Run {
   void MarkStopped(int64_t step);
 
  private:
+  friend class RunAccess;  // internal: src/run/run_state.h
   explicit Run(std::shared_ptr<RunState> state);
   std::shared_ptr<RunState> state_;
 };

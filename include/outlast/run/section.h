@@ -20,7 +20,7 @@ struct SectionOptions {
 class SectionScope {
  public:
   SectionScope() = default;
-  SectionScope(ProgressWriter* progress, int depth) : progress_(progress), depth_(depth) {}
+  SectionScope(ProgressWriter* progress, SectionDepth depth) : progress_(progress), depth_(depth) {}
   SectionScope(SectionScope&& other) noexcept : progress_(other.progress_), depth_(other.depth_) { other.progress_ = nullptr; }
   SectionScope& operator=(SectionScope&&) = delete;
   ~SectionScope();
@@ -30,7 +30,7 @@ class SectionScope {
 
  private:
   ProgressWriter* progress_ = nullptr;
-  int depth_ = 0;
+  SectionDepth depth_ = 0;
 };
 
 }  // namespace outlast

@@ -1,0 +1,74 @@
+#include "run/generation_store.h"
+
+#include <cstdio>
+#include <limits>
+#include <memory>
+#include <utility>
+
+#include "base/error.h"
+#include "outlast/base/memory.h"
+
+namespace outlast {
+namespace {
+
+constexpr size_t kMaxStoreBytes = 64 << 20;
+constexpr size_t kMaxMemories = 4096;
+
+absl::Status CheckName(std::string_view what, std::string_view name) {
+  if (!name.empty() && name.size() <= kMaxKeyBytes) return absl::OkStatus();
+  return Error(absl::StatusCode::kInvalidArgument, "{} of {} bytes: 1 to {} wanted", what, name.size(), kMaxKeyBytes);
+}
+
+// A memfd has no limit of its own: asking for too much would bring the machine down before it failed.
+uint64_t AvailableMemoryBytes() {
+  const std::unique_ptr<FILE, int (*)(FILE*)> file(std::fopen("/proc/meminfo", "re"), std::fclose);
+  char line[128];
+  unsigned long long kib;
+  while (file != nullptr && std::fgets(line, sizeof line, file.get()) != nullptr) {
+    if (std::sscanf(line, "MemAvailable: %llu kB", &kib) == 1) return kib * 1024;
+  }
+  return std::numeric_limits<uint64_t>::max();
+}
+
+}  // namespace
+
+absl::Status GenerationStore::Put(std::string_view key, std::string_view value) {
+  OUTLAST_RETURN_IF_ERROR(CheckName("key", key));
+  if (value.size() > kMaxValueBytes) {
+    return Error(absl::StatusCode::kInvalidArgument, "value of key '{}': {} bytes, at most {} wanted", key, value.size(),
+                 kMaxValueBytes);
+  }
+  if (const std::string* present = Find(key); present != nullptr) {
+    if (*present == value) return absl::OkStatus();
+    return Error(absl::StatusCode::kAlreadyExists, "key '{}' holds another value", key);
+  }
+  if (value_bytes_ + key.size() + value.size() > kMaxStoreBytes) {
+    return Error(absl::StatusCode::kResourceExhausted, "key '{}': the generation's store is full, {} bytes", key, value_bytes_);
+  }
+  value_bytes_ += key.size() + value.size();
+  values_.emplace(key, value);
+  return absl::OkStatus();
+}
+
+const std::string* GenerationStore::Find(std::string_view key) const {
+  const auto found = values_.find(key);
+  return found == values_.end() ? nullptr : &found->second;
+}
+
+absl::StatusOr<int> GenerationStore::SharedMemory(std::string_view name, uint64_t bytes) {
+  OUTLAST_RETURN_IF_ERROR(CheckName("name of shared memory", name));
+  if (const auto found = memories_.find(name); found != memories_.end()) {
+    if (found->second.bytes == bytes) return found->second.fd.get();
+    return Error(absl::StatusCode::kInvalidArgument, "shared memory '{}': {} bytes asked for, a peer asked for {}", name, bytes,
+                 found->second.bytes);
+  }
+  if (bytes == 0) return Error(absl::StatusCode::kInvalidArgument, "shared memory '{}': 0 bytes asked for, at least 1 wanted", name);
+  if (const uint64_t available = AvailableMemoryBytes(); bytes > available || memories_.size() >= kMaxMemories) {
+    return Error(absl::StatusCode::kResourceExhausted, "shared memory '{}': {} bytes asked for, {} available, {} others", name,
+                 bytes, available, memories_.size());
+  }
+  OUTLAST_ASSIGN_OR_RETURN(UniqueFd fd, MakeSealedMemory("outlast-shared", bytes));
+  return memories_.emplace(name, Memory{std::move(fd), bytes}).first->second.fd.get();
+}
+
+}  // namespace outlast

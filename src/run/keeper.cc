@@ -1,0 +1,684 @@
+#include "run/keeper.h"
+
+#include <algorithm>
+#include <cstdio>
+#include <deque>
+#include <map>
+#include <optional>
+#include <utility>
+
+#include "base/error.h"
+#include "outlast/base/clock.h"
+#include "outlast/blackbox/progress.h"
+#include "run/generation_store.h"
+
+namespace outlast {
+namespace {
+
+constexpr size_t kMaxOutboxBytes = 4 << 20;
+constexpr absl::Duration kOutboxRetry = absl::Milliseconds(10);
+constexpr absl::Duration kLongestGet = absl::Hours(24 * 7);
+constexpr int kMessagesAtOnce = 32;  // of one worker, before others have their turn
+constexpr int kComplaints = 10;      // lines on stderr about messages that were refused; later ones are only counted
+
+template <typename... Handlers>
+struct Overloaded : Handlers... {
+  using Handlers::operator()...;
+};
+
+absl::Status Malformed(const Message& message) {
+  return Error(absl::StatusCode::kInvalidArgument, "message of kind {}: its fields do not fit {} bytes",
+               static_cast<int>(message.kind), message.payload.size());
+}
+
+}  // namespace
+
+class Keeper::Impl {
+ public:
+  Impl(EventLoop& loop, WorkerHost& host, KeeperOptions options)
+      : loop_(loop), host_(host), options_(std::move(options)), job_(options_.job),
+        slots_(static_cast<size_t>(std::max(0, options_.job.world))) {}
+
+  ~Impl() {
+    for (Slot& slot : slots_) Disconnect(slot);
+    for (const auto& [timer, id] : timers_) loop_.Cancel(id);
+    for (const TimerId timer : graces_) loop_.Cancel(timer);
+  }
+
+  absl::Status Start();
+  void Attach(KeeperExtension* extension);
+  void Detach(KeeperExtension* extension) { std::erase(extensions_, extension); }
+  void Dispatch(const JobEvent& event);
+  void OnWorkerEnded(int slot, uint64_t incarnation, const ProcessEnd& end);
+  void Answer(int slot, uint64_t request, const absl::Status& status, std::string_view payload, std::span<const int> fds);
+  void Send(int slot, const Message& message, std::span<const int> fds);
+
+  EventLoop& loop() { return loop_; }
+  const KeeperOptions& options() const { return options_; }
+  const Job& job() const { return job_; }
+  uint64_t refused() const { return refused_; }
+  bool has_slot(int slot) const { return slot >= 0 && slot < static_cast<int>(slots_.size()); }
+  Segment& black_box(int slot) { return *At(slot).box; }
+  bool is_joined(int slot) const { return has_slot(slot) && slots_[static_cast<size_t>(slot)].joined; }
+  bool is_finished(int slot) const { return has_slot(slot) && slots_[static_cast<size_t>(slot)].finished; }
+
+ private:
+  using TimerId = EventLoop::TimerId;
+
+  struct Outgoing {
+    std::string bytes;
+    std::vector<UniqueFd> fds;
+  };
+
+  // A place in the job, and the process that holds it.
+  struct Slot {
+    std::optional<Segment> box;  // for the whole job
+    Channel channel;             // of the incarnation
+    uint64_t incarnation = 0;
+    uint64_t entered = 0;  // the newest generation that this incarnation was told to enter
+    bool alive = false, joined = false, staged = false, finished = false;
+    std::map<uint64_t, uint64_t> pending;  // request -> its generation
+    std::deque<Outgoing> outbox;           // what did not fit the peer's queue
+    size_t outbox_bytes = 0;
+    std::optional<TimerId> outbox_timer;
+    int captures = 0;  // stacks are being written: signals wait
+    std::vector<KillWorker> kills;
+  };
+
+  struct PendingGet {
+    int slot;
+    uint64_t request;
+    std::string key;
+    TimerId timer;
+  };
+
+  Slot& At(int slot) { return slots_[static_cast<size_t>(slot)]; }
+  JobView View() const;
+
+  void Do(const JobAction& action);
+  void Spawn(const SpawnWorker& spawn);
+  void Abort(const AbortGeneration& abort);
+  void Commit(const CommitGeneration& commit);
+  void Kill(const KillWorker& kill);
+  void Capture(const CaptureStacks& capture);
+  void CaptureDone(const std::vector<int>& slots);
+  void AskRanksToStop(const AskStop& stop);
+  void SendStop(int slot);
+  void Persist(const PersistCommon& persist);
+  void Arm(const ArmTimer& arm);
+  void Disarm(uint64_t timer);
+
+  void Receive(int slot);
+  bool ReceiveOne(int slot);
+  void Handle(int slot, Message message);
+  absl::Status HandleKnown(int slot, Message& message);
+  absl::Status HandleEvent(int slot, const Message& message);
+  absl::Status Join(int slot, const Message& message);
+  absl::Status Stage(int slot, const Message& message);
+  absl::Status StopAnswer(int slot, const Message& message);
+  absl::Status CheckGeneration(const Message& message) const;
+  absl::Status Put(int slot, const Message& message);
+  absl::Status Get(int slot, const Message& message);
+  absl::Status Share(int slot, const Message& message);
+  void GiveUpGet(int slot, uint64_t request, absl::Duration timeout);
+  void BlameUncaused(int slot, uint64_t incarnation, uint64_t generation, const std::string& message);
+
+  void Enter(int slot);
+  void Refuse(int slot, const Message& message, const absl::Status& why);
+  void Complain(int slot, const absl::Status& why);
+  void Flush(int slot);
+  void Disconnect(Slot& slot);
+
+  EventLoop& loop_;
+  WorkerHost& host_;
+  const KeeperOptions options_;
+  Job job_;
+  std::vector<Slot> slots_;
+  std::vector<KeeperExtension*> extensions_;
+  std::deque<JobEvent> events_;
+  bool dispatching_ = false;
+  std::map<uint64_t, TimerId> timers_;  // the job's
+  std::vector<TimerId> graces_;
+  CommitGeneration commit_{};
+  uint64_t aborted_ = 0;  // this generation and older ones are unwound
+  std::optional<AskStop> stop_;
+  std::unique_ptr<GenerationStore> of_generation_ = std::make_unique<GenerationStore>();
+  GenerationStore of_job_;
+  std::vector<PendingGet> gets_;
+  uint64_t refused_ = 0;
+  std::shared_ptr<bool> alive_ = std::make_shared<bool>(true);  // shared with callbacks that may outlive the keeper
+};
+
+// --- The job machine --------------------------------------------------------------------------------------------------
+
+absl::Status Keeper::Impl::Start() {
+  for (size_t i = 0; i < slots_.size(); ++i) {
+    const auto rank = static_cast<uint32_t>(i);
+    SegmentIdentity identity;
+    identity.slot = identity.rank = identity.local_rank = rank;
+    identity.world = static_cast<uint32_t>(slots_.size());
+    OUTLAST_ASSIGN_OR_RETURN(slots_[i].box, Segment::Create(identity));
+  }
+  Dispatch(StartEvent{});
+  return absl::OkStatus();
+}
+
+void Keeper::Impl::Attach(KeeperExtension* extension) {
+  extensions_.push_back(extension);
+  if (commit_.generation > aborted_) extension->OnCommit(commit_);
+}
+
+JobView Keeper::Impl::View() const {
+  JobView view{.now = Clock::Real().Uptime()};
+  for (const Slot& slot : slots_) {
+    view.newest_step = std::max(view.newest_step, static_cast<int64_t>(LoadWord(slot.box->header().step)));
+  }
+  return view;
+}
+
+// What an action causes at once, such as a spawn that fails, is another event: it waits until this one's actions are done.
+void Keeper::Impl::Dispatch(const JobEvent& event) {
+  events_.push_back(event);
+  if (dispatching_) return;
+  dispatching_ = true;
+  while (!events_.empty()) {
+    const JobEvent next = std::move(events_.front());
+    events_.pop_front();
+    for (const JobAction& action : job_.Step(next, View())) Do(action);
+  }
+  dispatching_ = false;
+}
+
+void Keeper::Impl::Do(const JobAction& action) {
+  std::visit(Overloaded{
+                 [&](const SpawnWorker& spawn) { Spawn(spawn); },
+                 [&](const AbortGeneration& abort) { Abort(abort); },
+                 [&](const CommitGeneration& commit) { Commit(commit); },
+                 [&](const KillWorker& kill) { Kill(kill); },
+                 [&](const ForwardSignal& forward) { host_.Forward(forward); },
+                 [&](const CaptureStacks& capture) { Capture(capture); },
+                 [&](const AskStop& stop) { AskRanksToStop(stop); },
+                 [&](const GoStop& go) {
+                   for (int slot = 0; slot < static_cast<int>(slots_.size()); ++slot) {
+                     Send(slot, {.kind = MessageKind::kGo, .payload = PayloadWriter().Int(go.step).bytes()}, {});
+                   }
+                 },
+                 [&](const PersistCommon& persist) { Persist(persist); },
+                 [&](const ArmTimer& arm) { Arm(arm); },
+                 [&](const DisarmTimer& disarm) { Disarm(disarm.timer); },
+                 [&](const RecordFault& record) { host_.OnFault(record); },
+                 [&](const FinishJob& finish) { host_.OnFinish(finish); },
+             },
+             action);
+}
+
+void Keeper::Impl::Spawn(const SpawnWorker& spawn) {
+  Slot& slot = At(spawn.slot);
+  Disconnect(slot);
+  slot.incarnation = spawn.incarnation;
+  slot.entered = 0;
+  slot.alive = true;
+  slot.joined = slot.staged = slot.finished = false;
+  auto ends = Channel::MakePair();
+  if (ends.ok()) {
+    slot.channel = std::move(ends->first);
+    const absl::Status watched = loop_.Watch(slot.channel.fd(), [this, number = spawn.slot] { Receive(number); });
+    if (!watched.ok()) ends = watched;
+  }
+  if (!ends.ok()) {
+    Complain(spawn.slot, ends.status());
+    OnWorkerEnded(spawn.slot, spawn.incarnation, {.code = 1});
+    return;
+  }
+  host_.Spawn({spawn, static_cast<int>(slots_.size()), ends->second.Release(), slot.box->fd()});
+}
+
+// The word in the black boxes first: a trainer that checks it unwinds even if its reader thread has not run yet.
+void Keeper::Impl::Abort(const AbortGeneration& abort) {
+  aborted_ = std::max(aborted_, abort.generation);
+  for (Slot& slot : slots_) AgentWords(*slot.box).SetAbortGeneration(aborted_);
+  const Message message{.kind = MessageKind::kAbort,
+                        .generation = abort.generation,
+                        .payload = PayloadWriter().Int(abort.generation).Text(abort.reason).bytes()};
+  for (int i = 0; i < static_cast<int>(slots_.size()); ++i) {
+    if (At(i).joined) Send(i, message, {});
+  }
+  const absl::Status ended =
+      Error(absl::StatusCode::kAborted, "generation {} has ended: {}", abort.generation, abort.reason);
+  for (const PendingGet& get : gets_) loop_.Cancel(get.timer);
+  gets_.clear();
+  for (int i = 0; i < static_cast<int>(slots_.size()); ++i) {
+    const auto pending = At(i).pending;
+    for (const auto& [request, generation] : pending) {
+      if (generation != 0 && generation <= aborted_) Answer(i, request, ended, {}, {});
+    }
+  }
+  for (KeeperExtension* extension : extensions_) extension->OnAbort(abort.generation);
+}
+
+void Keeper::Impl::Commit(const CommitGeneration& commit) {
+  commit_ = commit;
+  of_generation_ = std::make_unique<GenerationStore>();
+  stop_.reset();
+  for (Slot& slot : slots_) AgentWords(*slot.box).SetStopStep(0);
+  for (KeeperExtension* extension : extensions_) extension->OnCommit(commit_);
+  host_.OnCommit(commit_);
+  for (int i = 0; i < static_cast<int>(slots_.size()); ++i) Enter(i);
+}
+
+// Tells a member that waits for a generation to enter the present one, once.
+void Keeper::Impl::Enter(int number) {
+  Slot& slot = At(number);
+  const bool member = std::find(commit_.members.begin(), commit_.members.end(), number) != commit_.members.end();
+  if (!slot.joined || !slot.staged || !member) return;
+  if (commit_.generation <= aborted_ || commit_.generation <= slot.entered) return;
+  slot.entered = commit_.generation;
+  slot.staged = false;
+  const auto rank = static_cast<uint32_t>(number);  // on one node a slot keeps its rank, also when others have finished
+  const auto world = static_cast<uint32_t>(slots_.size());
+  Send(number,
+       {.kind = MessageKind::kGeneration,
+        .generation = commit_.generation,
+        .payload = PayloadWriter().Int(commit_.generation).Int(rank).Int(world).bytes()},
+       {});
+}
+
+void Keeper::Impl::Kill(const KillWorker& kill) {
+  Slot& slot = At(kill.slot);
+  if (slot.captures > 0) {
+    slot.kills.push_back(kill);  // evidence first
+    return;
+  }
+  host_.Kill(kill);
+}
+
+void Keeper::Impl::Capture(const CaptureStacks& capture) {
+  for (const int slot : capture.slots) ++At(slot).captures;
+  host_.CaptureStacks(capture, [this, slots = capture.slots, alive = std::weak_ptr<bool>(alive_), done = false]() mutable {
+    if (done || alive.expired()) return;
+    done = true;
+    CaptureDone(slots);
+  });
+}
+
+void Keeper::Impl::CaptureDone(const std::vector<int>& slots) {
+  for (const int number : slots) {
+    Slot& slot = At(number);
+    if (--slot.captures > 0) continue;
+    for (const KillWorker& kill : std::exchange(slot.kills, {})) host_.Kill(kill);
+  }
+}
+
+void Keeper::Impl::AskRanksToStop(const AskStop& stop) {
+  stop_ = stop;
+  for (int i = 0; i < static_cast<int>(slots_.size()); ++i) {
+    AgentWords(*At(i).box).SetStopStep(static_cast<uint64_t>(std::max<int64_t>(0, stop.step)));
+    if (At(i).joined) SendStop(i);
+  }
+}
+
+void Keeper::Impl::SendStop(int slot) {
+  Send(slot, {.kind = MessageKind::kStop, .payload = PayloadWriter().Int(stop_->step).Text(stop_->reason).bytes()}, {});
+}
+
+void Keeper::Impl::Persist(const PersistCommon& persist) {
+  if (extensions_.empty()) return Dispatch(StopPersisted{.step = 0, .durable = false});
+  for (KeeperExtension* extension : extensions_) extension->OnPersistCommon(persist.reason);
+}
+
+void Keeper::Impl::Arm(const ArmTimer& arm) {
+  Disarm(arm.timer);
+  timers_[arm.timer] = loop_.RunAt(arm.at, [this, timer = arm.timer] {
+    timers_.erase(timer);
+    Dispatch(TimerFired{timer});
+  });
+}
+
+void Keeper::Impl::Disarm(uint64_t timer) {
+  if (const auto found = timers_.find(timer); found != timers_.end()) {
+    loop_.Cancel(found->second);
+    timers_.erase(found);
+  }
+}
+
+void Keeper::Impl::OnWorkerEnded(int number, uint64_t incarnation, const ProcessEnd& end) {
+  if (!has_slot(number)) return;
+  Slot& slot = At(number);
+  if (!slot.alive || slot.incarnation != incarnation) return;
+  while (slot.channel.fd() >= 0 && ReceiveOne(number)) {  // what it said before it ended comes first
+  }
+  Disconnect(slot);
+  slot.alive = slot.joined = slot.staged = false;
+  for (KeeperExtension* extension : extensions_) extension->OnWorkerEnded(number);
+  Dispatch(WorkerEnded{number, incarnation, end});
+}
+
+// --- Messages ---------------------------------------------------------------------------------------------------------
+
+void Keeper::Impl::Receive(int slot) {
+  for (int i = 0; i < kMessagesAtOnce && ReceiveOne(slot); ++i) {
+  }
+}
+
+// False when there is nothing more to read. A peer that closed its end is no event: its process' end is.
+bool Keeper::Impl::ReceiveOne(int number) {
+  Slot& slot = At(number);
+  if (slot.channel.fd() < 0) return false;
+  auto packet = slot.channel.TryReceive();
+  if (packet.status().code() == absl::StatusCode::kResourceExhausted) return false;
+  if (packet.status().code() == absl::StatusCode::kInvalidArgument) {
+    Complain(number, packet.status());
+    return true;
+  }
+  if (!packet.ok() || !packet->has_value()) {
+    Disconnect(slot);
+    return false;
+  }
+  auto message = Decode(std::move(**packet));
+  if (message.ok()) {
+    Handle(number, std::move(*message));
+  } else {
+    Complain(number, message.status());
+  }
+  return true;
+}
+
+void Keeper::Impl::Handle(int number, Message message) {
+  Slot& slot = At(number);
+  if (message.request != 0 && !slot.pending.emplace(message.request, message.generation).second) {
+    Complain(number, Error(absl::StatusCode::kInvalidArgument, "request {} is open already", message.request));
+    return;
+  }
+  if (absl::Status handled = HandleKnown(number, message); !handled.ok()) Refuse(number, message, handled);
+}
+
+absl::Status Keeper::Impl::HandleKnown(int slot, Message& message) {
+  if (message.kind == MessageKind::kJoined) return Join(slot, message);
+  if (!At(slot).joined) {
+    return Error(absl::StatusCode::kFailedPrecondition, "message of kind {} from a worker that has not joined",
+                 static_cast<int>(message.kind));
+  }
+  if (message.request != 0 && message.generation != 0) OUTLAST_RETURN_IF_ERROR(CheckGeneration(message));
+  switch (message.kind) {
+    case MessageKind::kPut:
+      return Put(slot, message);
+    case MessageKind::kGet:
+      return Get(slot, message);
+    case MessageKind::kSharedMemory:
+      return Share(slot, message);
+    case MessageKind::kStaged:
+    case MessageKind::kFinished:
+    case MessageKind::kStopAnswer:
+    case MessageKind::kStopped:
+      return HandleEvent(slot, message);
+    default:
+      break;
+  }
+  for (KeeperExtension* extension : extensions_) {
+    if (extension->OnMessage(slot, message)) return absl::OkStatus();
+  }
+  return Error(absl::StatusCode::kUnimplemented, "message of kind {}: nobody here takes it", static_cast<int>(message.kind));
+}
+
+absl::Status Keeper::Impl::HandleEvent(int number, const Message& message) {
+  Slot& slot = At(number);
+  if (message.kind == MessageKind::kStaged) return Stage(number, message);
+  if (message.kind == MessageKind::kStopAnswer) return StopAnswer(number, message);
+  if (message.kind == MessageKind::kFinished) {
+    slot.finished = true;
+    Dispatch(WorkerFinished{number, slot.incarnation});
+    return absl::OkStatus();
+  }
+  PayloadReader reader(message.payload);
+  const auto step = reader.Int<int64_t>();
+  if (!reader.ok()) return Malformed(message);
+  Dispatch(WorkerStopped{number, slot.incarnation, step});
+  return absl::OkStatus();
+}
+
+absl::Status Keeper::Impl::Join(int number, const Message& message) {
+  Slot& slot = At(number);
+  PayloadReader reader(message.payload);
+  const auto version = reader.Int<uint32_t>();
+  const auto incarnation = reader.Int<uint64_t>();
+  reader.Int<int32_t>();  // the pid; we know it from the spawn
+  if (!reader.ok()) return Malformed(message);
+  if (version != kWireVersion) {
+    return Error(absl::StatusCode::kFailedPrecondition,
+                 "the worker speaks protocol version {}, the agent version {}: link the trainer with the agent's Outlast", version,
+                 kWireVersion);
+  }
+  if (incarnation != slot.incarnation || slot.joined) {
+    return Error(absl::StatusCode::kFailedPrecondition, "rank {}: incarnation {} cannot join, {} {}", number, incarnation,
+                 slot.incarnation, slot.joined ? "has joined already" : "is awaited");
+  }
+  slot.joined = true;
+  const auto world = static_cast<uint32_t>(slots_.size());
+  Answer(number, message.request, absl::OkStatus(),
+         PayloadWriter().Int(options_.run_id.bytes).Text(options_.run_dir).Int(world).Int(static_cast<uint32_t>(number)).bytes(), {});
+  if (stop_.has_value()) SendStop(number);
+  Dispatch(WorkerJoined{number, incarnation});
+  return absl::OkStatus();
+}
+
+absl::Status Keeper::Impl::Stage(int number, const Message& message) {
+  Slot& slot = At(number);
+  PayloadReader reader(message.payload);
+  const auto left = reader.Int<uint64_t>();
+  const auto outcome = static_cast<StagedOutcome>(reader.Int<uint32_t>());
+  const std::string text(reader.Text());
+  if (!reader.ok()) return Malformed(message);
+  if (left != slot.entered) {
+    return Error(absl::StatusCode::kInvalidArgument, "rank {} says that it left generation {}: it was in {}", number, left,
+                 slot.entered);
+  }
+  slot.staged = true;
+  if (outcome == StagedOutcome::kUncaused && left > aborted_) {
+    graces_.push_back(loop_.RunAfter(options_.uncaused_grace, [this, number, incarnation = slot.incarnation, left, text] {
+      BlameUncaused(number, incarnation, left, text);
+    }));
+  }
+  Dispatch(WorkerStaged{number, slot.incarnation, left});
+  Enter(number);
+  return absl::OkStatus();
+}
+
+void Keeper::Impl::BlameUncaused(int number, uint64_t incarnation, uint64_t generation, const std::string& message) {
+  const Slot& slot = At(number);
+  if (generation <= aborted_ || generation != commit_.generation || !slot.alive || slot.incarnation != incarnation) return;
+  Dispatch(VerdictGiven{
+      .culprit = number,
+      .verdict_class = "uncaused_abort",
+      .detail = fmt::format("rank {}: its body returned kAborted in generation {}, which nobody had aborted: {}", number,
+                            generation, message),
+      .phase = 0,
+      .stopped = false});
+}
+
+absl::Status Keeper::Impl::StopAnswer(int number, const Message& message) {
+  PayloadReader reader(message.payload);
+  const auto stop = reader.Int<int64_t>();
+  const auto on_time = reader.Int<uint8_t>();
+  const auto step = reader.Int<int64_t>();
+  if (!reader.ok()) return Malformed(message);
+  if (!stop_.has_value() || stop_->step != stop) return absl::OkStatus();  // to an earlier question
+  Dispatch(StopAnswered{number, At(number).incarnation, on_time != 0, step});
+  return absl::OkStatus();
+}
+
+absl::Status Keeper::Impl::CheckGeneration(const Message& message) const {
+  if (message.generation <= aborted_ || message.generation < commit_.generation) {
+    return Error(absl::StatusCode::kAborted, "generation {} has ended", message.generation);
+  }
+  if (message.generation == commit_.generation) return absl::OkStatus();
+  return Error(absl::StatusCode::kFailedPrecondition, "generation {} is not known here, {} is the newest", message.generation,
+               commit_.generation);
+}
+
+absl::Status Keeper::Impl::Put(int number, const Message& message) {
+  PayloadReader reader(message.payload);
+  const std::string_view key = reader.Text();
+  const std::string_view value = reader.Text();
+  if (!reader.ok() || message.generation == 0) return Malformed(message);
+  const absl::Status put = of_generation_->Put(key, value);
+  Answer(number, message.request, put, {}, {});
+  if (!put.ok()) return absl::OkStatus();
+  const auto waiting = std::stable_partition(gets_.begin(), gets_.end(), [&](const PendingGet& get) { return get.key != key; });
+  for (auto get = waiting; get != gets_.end(); ++get) {
+    loop_.Cancel(get->timer);
+    Answer(get->slot, get->request, absl::OkStatus(), PayloadWriter().Text(value).bytes(), {});
+  }
+  gets_.erase(waiting, gets_.end());
+  return absl::OkStatus();
+}
+
+absl::Status Keeper::Impl::Get(int number, const Message& message) {
+  PayloadReader reader(message.payload);
+  const std::string key(reader.Text());
+  const absl::Duration timeout = std::min(absl::Nanoseconds(reader.Int<int64_t>()), kLongestGet);
+  if (!reader.ok() || message.generation == 0 || message.request == 0) return Malformed(message);
+  if (const std::string* value = of_generation_->Find(key); value != nullptr) {
+    Answer(number, message.request, absl::OkStatus(), PayloadWriter().Text(*value).bytes(), {});
+    return absl::OkStatus();
+  }
+  const TimerId timer =
+      loop_.RunAfter(timeout, [this, number, request = message.request, timeout] { GiveUpGet(number, request, timeout); });
+  gets_.push_back({number, message.request, key, timer});
+  return absl::OkStatus();
+}
+
+void Keeper::Impl::GiveUpGet(int number, uint64_t request, absl::Duration timeout) {
+  const auto get = std::find_if(gets_.begin(), gets_.end(),
+                                [&](const PendingGet& one) { return one.slot == number && one.request == request; });
+  if (get == gets_.end()) return;
+  const absl::Status status = Error(absl::StatusCode::kDeadlineExceeded, "key '{}' of generation {}: nobody put it within {}",
+                                    get->key, commit_.generation, absl::FormatDuration(timeout));
+  gets_.erase(get);
+  Answer(number, request, status, {}, {});
+}
+
+absl::Status Keeper::Impl::Share(int number, const Message& message) {
+  PayloadReader reader(message.payload);
+  const std::string_view name = reader.Text();
+  const auto bytes = reader.Int<uint64_t>();
+  const auto of_job = reader.Int<uint8_t>() != 0;
+  if (!reader.ok() || message.request == 0 || (!of_job && message.generation == 0)) return Malformed(message);
+  const auto memory = (of_job ? of_job_ : *of_generation_).SharedMemory(name, bytes);
+  if (!memory.ok()) {
+    Answer(number, message.request, memory.status(), {}, {});
+    return absl::OkStatus();
+  }
+  Answer(number, message.request, absl::OkStatus(), {}, std::span<const int>(&*memory, 1));
+  return absl::OkStatus();
+}
+
+// --- Sending ----------------------------------------------------------------------------------------------------------
+
+void Keeper::Impl::Refuse(int slot, const Message& message, const absl::Status& why) {
+  // What a survivor still asks of a generation that just ended is no misbehaviour.
+  if (why.code() == absl::StatusCode::kAborted) {
+    ++refused_;
+  } else {
+    Complain(slot, why);
+  }
+  Answer(slot, message.request, why, {}, {});
+}
+
+void Keeper::Impl::Complain(int slot, const absl::Status& why) {
+  if (++refused_ > kComplaints) return;
+  fmt::print(stderr, "outlast: rank {}: {}\n", slot, MessageOf(why));
+}
+
+void Keeper::Impl::Answer(int number, uint64_t request, const absl::Status& status, std::string_view payload,
+                          std::span<const int> fds) {
+  if (!has_slot(number) || At(number).pending.erase(request) == 0) return;
+  const std::string_view text = status.ok() ? payload : MessageOf(status);
+  Send(number,
+       {.kind = MessageKind::kAnswer, .request = request, .status = status.code(), .payload = std::string(text)}, fds);
+}
+
+// Never waits: what does not fit the peer's queue (it is stopped, perhaps) is kept and tried again. A peer that lets
+// megabytes lie is cut off; the watchdog or its process' end does the rest.
+void Keeper::Impl::Send(int number, const Message& message, std::span<const int> fds) {
+  if (!has_slot(number) || At(number).channel.fd() < 0) return;
+  Slot& slot = At(number);
+  Outgoing outgoing{Encode(message), {}};
+  if (slot.outbox.empty()) {
+    const absl::Status sent = slot.channel.TrySend(outgoing.bytes, fds);
+    if (sent.ok()) return;
+    if (sent.code() != absl::StatusCode::kResourceExhausted) {
+      if (sent.code() == absl::StatusCode::kInvalidArgument) Complain(number, sent);
+      return;
+    }
+  }
+  for (const int fd : fds) {
+    if (auto copy = Duplicate(fd); copy.ok()) outgoing.fds.push_back(std::move(*copy));
+  }
+  slot.outbox_bytes += outgoing.bytes.size();
+  slot.outbox.push_back(std::move(outgoing));
+  if (slot.outbox_bytes > kMaxOutboxBytes) {
+    Complain(number, Error(absl::StatusCode::kUnavailable, "{} bytes of messages were not read: cut off", slot.outbox_bytes));
+    return Disconnect(slot);
+  }
+  if (!slot.outbox_timer.has_value()) slot.outbox_timer = loop_.RunAfter(kOutboxRetry, [this, number] { Flush(number); });
+}
+
+void Keeper::Impl::Flush(int number) {
+  Slot& slot = At(number);
+  slot.outbox_timer.reset();
+  while (!slot.outbox.empty()) {
+    const Outgoing& next = slot.outbox.front();
+    std::vector<int> fds;
+    for (const UniqueFd& fd : next.fds) fds.push_back(fd.get());
+    const absl::Status sent = slot.channel.TrySend(next.bytes, fds);
+    if (sent.code() == absl::StatusCode::kResourceExhausted) {
+      slot.outbox_timer = loop_.RunAfter(kOutboxRetry, [this, number] { Flush(number); });
+      return;
+    }
+    slot.outbox_bytes -= next.bytes.size();
+    slot.outbox.pop_front();
+  }
+}
+
+void Keeper::Impl::Disconnect(Slot& slot) {
+  if (slot.outbox_timer.has_value()) loop_.Cancel(*slot.outbox_timer);
+  slot.outbox_timer.reset();
+  slot.outbox.clear();
+  slot.outbox_bytes = 0;
+  slot.pending.clear();
+  const auto mine = [&](const PendingGet& get) { return &At(get.slot) == &slot; };
+  for (const PendingGet& get : gets_) {
+    if (mine(get)) loop_.Cancel(get.timer);
+  }
+  std::erase_if(gets_, mine);
+  if (slot.channel.fd() < 0) return;
+  loop_.Unwatch(slot.channel.fd());
+  slot.channel = Channel();
+}
+
+// --- The face ---------------------------------------------------------------------------------------------------------
+
+Keeper::Keeper(EventLoop& loop, WorkerHost& host, KeeperOptions options)
+    : impl_(std::make_unique<Impl>(loop, host, std::move(options))) {}
+Keeper::~Keeper() = default;
+void Keeper::Attach(KeeperExtension* extension) { impl_->Attach(extension); }
+void Keeper::Detach(KeeperExtension* extension) { impl_->Detach(extension); }
+absl::Status Keeper::Start() { return impl_->Start(); }
+void Keeper::Dispatch(const JobEvent& event) { impl_->Dispatch(event); }
+void Keeper::OnWorkerEnded(int slot, uint64_t incarnation, const ProcessEnd& end) {
+  impl_->OnWorkerEnded(slot, incarnation, end);
+}
+void Keeper::Answer(int slot, uint64_t request, const absl::Status& status, std::string_view payload, std::span<const int> fds) {
+  impl_->Answer(slot, request, status, payload, fds);
+}
+void Keeper::Send(int slot, const Message& message, std::span<const int> fds) { impl_->Send(slot, message, fds); }
+EventLoop& Keeper::loop() { return impl_->loop(); }
+const KeeperOptions& Keeper::options() const { return impl_->options(); }
+const Job& Keeper::job() const { return impl_->job(); }
+int Keeper::world() const { return impl_->options().job.world; }
+Segment& Keeper::black_box(int slot) { return impl_->black_box(slot); }
+bool Keeper::is_joined(int slot) const { return impl_->is_joined(slot); }
+bool Keeper::is_finished(int slot) const { return impl_->is_finished(slot); }
+uint64_t Keeper::refused() const { return impl_->refused(); }
+
+}  // namespace outlast

@@ -1,0 +1,40 @@
+#include "run/keeper_thread.h"
+
+#include <pthread.h>
+
+#include <future>
+#include <utility>
+
+#include "outlast/base/status.h"
+
+namespace outlast {
+
+absl::StatusOr<std::unique_ptr<KeeperThread>> KeeperThread::Start(WorkerHost& host, KeeperOptions options,
+                                                                  const std::function<void(Keeper&)>& prepare) {
+  std::unique_ptr<KeeperThread> self(new KeeperThread);
+  OUTLAST_ASSIGN_OR_RETURN(self->loop_, EventLoop::Make());
+  self->keeper_ = std::make_unique<Keeper>(*self->loop_, host, std::move(options));
+  if (prepare) prepare(*self->keeper_);
+  OUTLAST_RETURN_IF_ERROR(self->keeper_->Start());
+  self->thread_ = std::thread([loop = self->loop_.get()] {
+    pthread_setname_np(pthread_self(), "outlast-keeper");
+    loop->Run();
+  });
+  return self;
+}
+
+KeeperThread::~KeeperThread() {
+  if (loop_ != nullptr) loop_->Stop();
+  if (thread_.joinable()) thread_.join();
+}
+
+void KeeperThread::RunOnLoop(const std::function<void()>& work) {
+  std::promise<void> done;
+  loop_->Post([&] {
+    work();
+    done.set_value();
+  });
+  done.get_future().wait();
+}
+
+}  // namespace outlast

@@ -1,0 +1,36 @@
+// A keeper with a loop and a thread of its own, for a process that has no agent.
+#pragma once
+
+#include <functional>
+#include <memory>
+#include <thread>
+
+#include "absl/status/statusor.h"
+#include "base/event_loop.h"
+#include "run/keeper.h"
+
+namespace outlast {
+
+class KeeperThread {
+ public:
+  // `prepare` attaches extensions before the job starts. `host` must outlive this; the keeper calls it on the thread, and
+  // before it (the first spawns).
+  static absl::StatusOr<std::unique_ptr<KeeperThread>> Start(WorkerHost& host, KeeperOptions options,
+                                                             const std::function<void(Keeper&)>& prepare);
+  // Stops the loop and joins the thread.
+  ~KeeperThread();
+
+  // Use it on the loop's thread: loop().Post.
+  Keeper& keeper() { return *keeper_; }
+  EventLoop& loop() { return *loop_; }
+  // Runs `work` on the loop's thread and waits for it. Not from that thread.
+  void RunOnLoop(const std::function<void()>& work);
+
+ private:
+  KeeperThread() = default;
+  std::unique_ptr<EventLoop> loop_;
+  std::unique_ptr<Keeper> keeper_;
+  std::thread thread_;
+};
+
+}  // namespace outlast

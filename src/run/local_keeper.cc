@@ -1,0 +1,73 @@
+#include "run/local_keeper.h"
+
+#include <utility>
+
+#include "base/error.h"
+
+namespace outlast {
+
+absl::StatusOr<std::unique_ptr<LocalKeeper>> LocalKeeper::Start() {
+  auto self = std::make_unique<LocalKeeper>();
+  if (auto signals = StopSignals::Install(); signals.ok()) self->signals_.emplace(std::move(*signals));
+  KeeperOptions options;
+  options.job.world = 1;
+  options.run_id = Id128::Random();
+  absl::Status watched;
+  auto thread = KeeperThread::Start(*self, std::move(options), [&](Keeper& keeper) {
+    if (!self->signals_.has_value()) return;
+    watched = keeper.loop().Watch(self->signals_->fd(), [host = self.get()] { host->OnSignals(); });
+  });
+  OUTLAST_RETURN_IF_ERROR(thread.status());
+  self->thread_ = std::move(*thread);
+  OUTLAST_RETURN_IF_ERROR(watched);
+  if (!self->socket_.is_open()) return Error(absl::StatusCode::kInternal, "the keeper of this process did not make a socket");
+  return self;
+}
+
+LocalKeeper::~LocalKeeper() {
+  // A signal from here on has its default action again; the thread goes before what its callbacks read.
+  thread_.reset();
+}
+
+// The first spawn is this process, which runs already. There is no second.
+void LocalKeeper::Spawn(SpawnRequest request) {
+  if (spawned_) return EndWorker(request.worker.slot, request.worker.incarnation, {.code = 1});
+  spawned_ = true;
+  socket_ = std::move(request.socket);
+  if (auto copy = Duplicate(request.black_box_fd); copy.ok()) black_box_ = std::move(*copy);
+}
+
+void LocalKeeper::EndWorker(int slot, uint64_t incarnation, const ProcessEnd& end) {
+  if (thread_ != nullptr) thread_->loop().Post([this, slot, incarnation, end] { keeper().OnWorkerEnded(slot, incarnation, end); });
+}
+
+// A stop that was not served in time ends the process as the signal would have without us. Else there is nothing to
+// gain from killing a program that nobody starts again: it is cut off, and hears so at its next generation.
+void LocalKeeper::Kill(const KillWorker& kill) {
+  if (stop_signal_ != 0) {
+    fmt::print(stderr, "outlast: signal {}: {}; the process ends without a save of its own\n", stop_signal_, kill.reason);
+    StopSignals::EndProcessBy(stop_signal_);
+  }
+  fmt::print(stderr, "outlast: {}; without `outlast run` the process is not replaced\n", kill.reason);
+  EndWorker(kill.slot, kill.incarnation, {.signal = SIGKILL, .by_us = true});
+}
+
+void LocalKeeper::CaptureStacks(const outlast::CaptureStacks&, std::function<void()> done) { done(); }
+
+void LocalKeeper::OnFault(const RecordFault& record) {
+  fmt::print(stderr, "outlast: {}\n", record.fault.detail);
+}
+
+void LocalKeeper::OnFinish(const FinishJob& finish) {
+  if (finish.exit_code != 0 && stop_signal_ == 0) fmt::print(stderr, "outlast: {}\n", finish.reason);
+}
+
+void LocalKeeper::OnSignals() {
+  for (const int signal : signals_->Take()) {
+    if (signal == SIGINT && stop_signal_ == SIGINT) StopSignals::EndProcessBy(SIGINT);  // a person in a hurry
+    if (stop_signal_ == 0) stop_signal_ = signal;
+    keeper().Dispatch(StopAsked{signal});
+  }
+}
+
+}  // namespace outlast
