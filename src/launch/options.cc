@@ -207,7 +207,7 @@ absl::StatusOr<ResolvedCommand> ResolveCommand(const std::vector<std::string>& c
   if (name.ends_with(".py")) {
     if (access(name.c_str(), R_OK) != 0) return ErrnoStatus(errno, fmt::format("command '{}'", name));
     OUTLAST_ASSIGN_OR_RETURN(resolved.program, FindProgram("python3", path));
-    resolved.arguments.push_back("python3");
+    resolved.arguments = {"python3", "-u"};  // lines reach the log as they are printed
   } else {
     OUTLAST_ASSIGN_OR_RETURN(resolved.program, FindProgram(name, path));
   }

@@ -85,7 +85,7 @@ TEST(ResolveCommand, RunsPythonFilesUnderPython) {
   const auto resolved = ResolveCommand({script, "--lr"}, "/usr/bin:/bin");
   ASSERT_TRUE(resolved.ok()) << resolved.status();
   EXPECT_EQ(resolved->program, "/usr/bin/python3");
-  EXPECT_THAT(resolved->arguments, ElementsAre("python3", script, "--lr"));
+  EXPECT_THAT(resolved->arguments, ElementsAre("python3", "-u", script, "--lr"));
 }
 
 TEST(ResolveCommand, NamesACommandThatIsMissingOrNotExecutable) {
