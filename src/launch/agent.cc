@@ -156,7 +156,11 @@ void Agent::LoseControl() {
 absl::Status Agent::WatchSignals() {
   sigset_t wanted;
   sigemptyset(&wanted);
-  for (const int signal : {SIGTERM, SIGINT, SIGHUP, SIGUSR1, SIGUSR2, SIGQUIT}) sigaddset(&wanted, signal);
+  for (const int signal : {SIGTERM, SIGINT, SIGHUP, SIGUSR1, SIGUSR2, SIGQUIT}) {
+    struct sigaction before {};
+    sigaction(signal, nullptr, &before);
+    if (before.sa_handler != SIG_IGN) sigaddset(&wanted, signal);  // else nohup's promise holds
+  }
   if (sigprocmask(SIG_BLOCK, &wanted, nullptr) != 0) return ErrnoStatus(errno, "block signals");
   signals_ = UniqueFd(signalfd(-1, &wanted, SFD_CLOEXEC | SFD_NONBLOCK));
   if (!signals_.is_open()) return ErrnoStatus(errno, "make a signalfd");

@@ -9,6 +9,7 @@
 #include <unistd.h>
 
 #include <csignal>
+#include <filesystem>
 #include <fstream>
 #include <map>
 #include <sstream>
@@ -186,6 +187,21 @@ TEST_F(GuardianTest, TakesAllWorkersAlongWhenItIsKilled) {
   EXPECT_TRUE(EndDescendants(absl::Seconds(5)).ok());
   EXPECT_FALSE(is_alive(hidden));
   EXPECT_TRUE(ChildrenOf(getpid()).empty());
+}
+
+// Case D19.
+TEST_F(GuardianTest, KeepsNoDescriptorsOverFiftyWorkers) {
+  Start({"/bin/true"});
+  const std::string descriptors = "/proc/" + std::to_string(guardian_->pid()) + "/fd";
+  const auto count = [&] { return std::distance(std::filesystem::directory_iterator(descriptors), {}); };
+  Spawn(0, 1);
+  Await<TreeGone>();  // now it is set up
+  const auto before = count();
+  for (uint64_t incarnation = 2; incarnation <= 50; ++incarnation) {
+    Spawn(0, incarnation);
+    EXPECT_EQ(Await<TreeGone>().incarnation, incarnation);
+  }
+  EXPECT_EQ(count(), before);
 }
 
 TEST(SendSignal, NeverReachesAProcessThatStartedAtAnotherTime) {
