@@ -12,19 +12,32 @@ int WorkerExitCode(FaultClass fault_class, const ProcessEnd& end) {
 
 int ExitCodeOf(JobOutcome outcome, int preempt_exit, int worker_code) {
   switch (outcome) {
-    case JobOutcome::kFinished: return 0;
-    case JobOutcome::kPreemptedSaved: return preempt_exit;
-    case JobOutcome::kPreemptedUnsaved: return 81;
-    case JobOutcome::kNeedsHuman: return 82;
-    case JobOutcome::kRestartsUsedUp: return 83;
-    case JobOutcome::kNoQuorum: return 84;
-    case JobOutcome::kRefused: return 85;
-    case JobOutcome::kLeft: return 86;
-    case JobOutcome::kExcluded: return 87;
-    case JobOutcome::kNotInRoot: return 88;
-    case JobOutcome::kWorkerFailed: return worker_code;
-    case JobOutcome::kInterrupted: return 128 + SIGINT;
-    case JobOutcome::kHungUp: return 128 + SIGHUP;
+    case JobOutcome::kFinished:
+      return 0;
+    case JobOutcome::kPreemptedSaved:
+      return preempt_exit;
+    case JobOutcome::kPreemptedUnsaved:
+      return 81;
+    case JobOutcome::kNeedsHuman:
+      return 82;
+    case JobOutcome::kRestartsUsedUp:
+      return 83;
+    case JobOutcome::kNoQuorum:
+      return 84;
+    case JobOutcome::kRefused:
+      return 85;
+    case JobOutcome::kLeft:
+      return 86;
+    case JobOutcome::kExcluded:
+      return 87;
+    case JobOutcome::kNotInRoot:
+      return 88;
+    case JobOutcome::kWorkerFailed:
+      return worker_code;
+    case JobOutcome::kInterrupted:
+      return 128 + SIGINT;
+    case JobOutcome::kHungUp:
+      return 128 + SIGHUP;
   }
   return 1;
 }

@@ -1,4 +1,5 @@
-// Events, deadlines and single processes; what faults lead to is in job_reform.cc, how a job ends in job_stop.cc.
+// Events, deadlines and single processes; what faults lead to is in job_reform.cc, how a job ends
+// in job_stop.cc.
 #include "outlast/elastic/job.h"
 
 #include <fmt/format.h>
@@ -13,13 +14,16 @@ namespace {
 constexpr uint64_t kTimer = 1;
 
 bool IsStopSignal(int signal) {
-  return signal == SIGTERM || signal == SIGINT || signal == SIGHUP || signal == SIGUSR1 || signal == SIGUSR2;
+  return signal == SIGTERM || signal == SIGINT || signal == SIGHUP || signal == SIGUSR1 ||
+         signal == SIGUSR2;
 }
 
 }  // namespace
 
 Job::Job(JobOptions options)
-    : options_(std::move(options)), slots_(std::max(options_.world, 0)), attempts_(slots_.size(), 0) {}
+    : options_(std::move(options)),
+      slots_(std::max(options_.world, 0)),
+      attempts_(slots_.size(), 0) {}
 
 std::vector<JobAction> Job::Step(const JobEvent& event, const JobView& view) {
   if (phase_ == JobPhase::kDone) return {};
@@ -39,9 +43,10 @@ std::vector<JobAction> Job::Step(const JobEvent& event, const JobView& view) {
 }
 
 bool Job::is_whole() const {
-  return phase_ == JobPhase::kRunning && std::all_of(slots_.begin(), slots_.end(), [](const Slot& slot) {
-           return slot.state == State::kActive || slot.state == State::kLeaving || slot.state == State::kDone ||
-                  (slot.state == State::kStarting && IsPlain(slot));
+  return phase_ == JobPhase::kRunning &&
+         std::all_of(slots_.begin(), slots_.end(), [](const Slot& slot) {
+           return slot.state == State::kActive || slot.state == State::kLeaving ||
+                  slot.state == State::kDone || (slot.state == State::kStarting && IsPlain(slot));
          });
 }
 
@@ -61,13 +66,15 @@ void Job::On(const WorkerJoined& event) {
   Slot* const slot = Present(event.slot, event.incarnation);
   if (slot == nullptr || slot->state != State::kStarting || slot->joined) return;
   slot->joined = any_joined_ = true;
-  if (phase_ == JobPhase::kReforming) slot->due = std::max(slot->spawned_at + options_.respawn, now_ + options_.soft_abort);
+  if (phase_ == JobPhase::kReforming)
+    slot->due = std::max(slot->spawned_at + options_.respawn, now_ + options_.soft_abort);
 }
 
 void Job::On(const WorkerStaged& event) {
   Slot* const slot = Present(event.slot, event.incarnation);
   if (slot == nullptr || !slot->joined) return;
-  if (slot->state == State::kStarting || (slot->state == State::kUnwinding && event.left == generation_)) {
+  if (slot->state == State::kStarting ||
+      (slot->state == State::kUnwinding && event.left == generation_)) {
     slot->state = State::kStaged;
     slot->due = absl::InfiniteDuration();
     // The keeper enters it on the same condition.
@@ -107,7 +114,8 @@ void Job::On(const WorkerEnded& event) {
     slot->state = State::kDone;
     if (ours || event.end.clean()) return;
     // It must not be hidden, but there is nothing left to be done again.
-    FaultRecord fault = MakeRecord(FaultClass::kCrash, event.slot, event.end, "after its work was done", 0);
+    FaultRecord fault =
+        MakeRecord(FaultClass::kCrash, event.slot, event.end, "after its work was done", 0);
     faults_.push_back(fault);
     Emit(RecordFault{fault, history_.crashes, options_.max_restarts});
     if (!late_failure_) late_failure_ = WorkerExitCode(FaultClass::kCrash, event.end);
@@ -117,8 +125,10 @@ void Job::On(const WorkerEnded& event) {
   if (phase_ == JobPhase::kRunning || phase_ == JobPhase::kReforming) {
     EndedWhileRunning(event.slot, ours ? State::kKilled : before, joined, event.end);
   } else if (phase_ == JobPhase::kStopping && slot->asked && !slot->sealed && !ours) {
-    // Batch systems signal every process of a job, so the stop's own signal may end it. Nothing is charged either way.
-    const FaultClass fault_class = IsStopSignal(event.end.signal) ? FaultClass::kPreempt : FaultClass::kCrash;
+    // Batch systems signal every process of a job, so the stop's own signal may end it. Nothing is
+    // charged either way.
+    const FaultClass fault_class =
+        IsStopSignal(event.end.signal) ? FaultClass::kPreempt : FaultClass::kCrash;
     const FaultRecord fault = MakeRecord(fault_class, event.slot, event.end, "during a stop", 0);
     faults_.push_back(fault);
     Emit(RecordFault{fault, history_.crashes, options_.max_restarts});
@@ -133,10 +143,12 @@ void Job::On(const VerdictGiven& event) {
     slot.due = now_;  // others do wait for it: the grace is over
     return;
   }
-  const std::string reason = fmt::format("rank {}: {}: {}", event.culprit, event.verdict_class, event.detail);
+  const std::string reason =
+      fmt::format("rank {}: {}: {}", event.culprit, event.verdict_class, event.detail);
   if (slot.state == State::kActive && phase_ == JobPhase::kStopping) return GiveUpStop(reason);
   if (slot.state == State::kActive && phase_ == JobPhase::kRunning) {
-    FaultRecord fault = MakeRecord(FaultClass::kHang, event.culprit, {}, event.verdict_class, event.phase);
+    FaultRecord fault =
+        MakeRecord(FaultClass::kHang, event.culprit, {}, event.verdict_class, event.phase);
     fault.found_by = "watchdog: " + event.verdict_class;
     fault.detail = reason;
     Fault(event.culprit, std::move(fault));
@@ -163,7 +175,8 @@ void Job::On(const StopAnswered& event) {
     TryGo();
   } else if (event.asked != 0 || event.step >= stop_step_) {
     stop_margin_ *= 2;
-    Ask(std::max(newest_step_, event.step) + stop_margin_, fmt::format("rank {} was late for step {}", event.slot, stop_step_));
+    Ask(std::max(newest_step_, event.step) + stop_margin_,
+        fmt::format("rank {} was late for step {}", event.slot, stop_step_));
   }
 }
 
@@ -206,7 +219,8 @@ void Job::LookAtDeadlines() {
   for (size_t i = 0; i < slots_.size(); ++i) {
     const Slot& slot = slots_[i];
     if (slot.due > now_ || phase_ != JobPhase::kReforming) continue;
-    if (slot.state == State::kUnwinding || slot.state == State::kStarting) stuck.push_back(static_cast<int>(i));
+    if (slot.state == State::kUnwinding || slot.state == State::kStarting)
+      stuck.push_back(static_cast<int>(i));
   }
   if (!stuck.empty()) Emit(CaptureStacks{stuck, "not back in time for the next generation"});
   for (size_t i = 0; i < slots_.size(); ++i) {
@@ -217,10 +231,14 @@ void Job::LookAtDeadlines() {
 void Job::SlotIsDue(int index) {
   Slot& slot = slots_[index];
   switch (slot.state) {
-    case State::kTerminating: return Kill(index, "SIGTERM did not end it");
-    case State::kKilled: return Abandon(index);
-    case State::kNone: return;  // Refill looks after it
-    default: slot.due = absl::InfiniteDuration();
+    case State::kTerminating:
+      return Kill(index, "SIGTERM did not end it");
+    case State::kKilled:
+      return Abandon(index);
+    case State::kNone:
+      return;  // Refill looks after it
+    default:
+      slot.due = absl::InfiniteDuration();
   }
   switch (slot.state) {
     case State::kExited:
@@ -237,7 +255,9 @@ void Job::SlotIsDue(int index) {
     case State::kStaged: {
       FaultRecord fault = MakeRecord(FaultClass::kCrash, index, {}, "left the generation", 0);
       fault.found_by = "staged";
-      fault.detail = fmt::format("rank {}: left generation {} with kAborted, which nobody had aborted", index, generation_);
+      fault.detail =
+          fmt::format("rank {}: left generation {} with kAborted, which nobody had aborted", index,
+                      generation_);
       return Fault(index, std::move(fault));
     }
     case State::kUnwinding:
@@ -253,13 +273,15 @@ void Job::SlotIsDue(int index) {
                                  absl::FormatDuration(now_ - slot.spawned_at));
       return Fault(index, std::move(fault));
     }
-    default: return;
+    default:
+      return;
   }
 }
 
 absl::Duration Job::Nearest() const {
   if (phase_ == JobPhase::kDone) return absl::InfiniteDuration();
-  absl::Duration nearest = phase_ == JobPhase::kStopping ? std::min(seal_due_, persist_due_) : persist_due_;
+  absl::Duration nearest =
+      phase_ == JobPhase::kStopping ? std::min(seal_due_, persist_due_) : persist_due_;
   for (const Slot& slot : slots_) {
     // A slot whose back-off is over waits for other processes, which have deadlines of their own.
     if (slot.state != State::kNone || slot.due > now_) nearest = std::min(nearest, slot.due);
@@ -303,16 +325,20 @@ void Job::Kill(int index, const std::string& reason) {
 void Job::Abandon(int index) {
   slots_[index].state = State::kAbandoned;
   slots_[index].due = absl::InfiniteDuration();
-  const std::string who = fmt::format("rank {} did not end {} after SIGKILL", index, absl::FormatDuration(options_.reap));
+  const std::string who = fmt::format("rank {} did not end {} after SIGKILL", index,
+                                      absl::FormatDuration(options_.reap));
   abandoned_ += (abandoned_.empty() ? "" : "; ") + who;
   // Its slot can't be filled here, and there is no other node.
-  if (phase_ == JobPhase::kReforming || phase_ == JobPhase::kRunning) End(JobOutcome::kExcluded, 0, who);
+  if (phase_ == JobPhase::kReforming || phase_ == JobPhase::kRunning)
+    End(JobOutcome::kExcluded, 0, who);
 }
 
 Job::Slot* Job::Present(int slot, uint64_t incarnation) {
   if (slot < 0 || slot >= static_cast<int>(slots_.size())) return nullptr;
   Slot& found = slots_[slot];
-  if (found.incarnation != incarnation || found.state == State::kNone || found.state == State::kDone) return nullptr;
+  if (found.incarnation != incarnation || found.state == State::kNone ||
+      found.state == State::kDone)
+    return nullptr;
   return &found;
 }
 
@@ -328,7 +354,8 @@ bool Job::IsDying(const Slot& slot) {
 bool Job::OthersRun(int index) const {
   for (size_t i = 0; i < slots_.size(); ++i) {
     const Slot& other = slots_[i];
-    if (static_cast<int>(i) != index && IsAlive(other) && other.joined && !other.finished) return true;
+    if (static_cast<int>(i) != index && IsAlive(other) && other.joined && !other.finished)
+      return true;
   }
   return false;
 }

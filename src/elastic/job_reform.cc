@@ -11,7 +11,8 @@ namespace outlast {
 namespace {
 
 std::string HowItEnded(const ProcessEnd& end) {
-  return end.signal != 0 ? fmt::format("killed by signal {}", end.signal) : fmt::format("exit code {}", end.code);
+  return end.signal != 0 ? fmt::format("killed by signal {}", end.signal)
+                         : fmt::format("exit code {}", end.code);
 }
 
 }  // namespace
@@ -23,10 +24,12 @@ void Job::EndedWhileRunning(int index, State before, bool joined, const ProcessE
   if (before == State::kKilled) {
     Vacate(slot);
     if (phase_ == JobPhase::kReforming) return;
-    // Somebody else in the agent ended it. No cause, but the slot is empty; only the hourly cap is left to bound this.
+    // Somebody else in the agent ended it. No cause, but the slot is empty; only the hourly cap is
+    // left to bound this.
     if (history_.restarts_in_last_hour(now_) >= options_.restarts_per_hour_limit) {
-      return End(JobOutcome::kRestartsUsedUp, 0,
-                 fmt::format("{} restarts in an hour are used up", options_.restarts_per_hour_limit));
+      return End(
+          JobOutcome::kRestartsUsedUp, 0,
+          fmt::format("{} restarts in an hour are used up", options_.restarts_per_hour_limit));
     }
     history_.AddRestart(now_);
     Reform(fmt::format("rank {} was ended by us", index));
@@ -51,8 +54,8 @@ void Job::EndedWhileRunning(int index, State before, bool joined, const ProcessE
   if (plain && phase_ == JobPhase::kReforming) TerminatePlain(fmt::format("rank {} failed", index));
 }
 
-FaultRecord Job::MakeRecord(FaultClass fault_class, int index, const ProcessEnd& end, std::string_view what,
-                            uint32_t phase) const {
+FaultRecord Job::MakeRecord(FaultClass fault_class, int index, const ProcessEnd& end,
+                            std::string_view what, uint32_t phase) const {
   return {.fault_class = fault_class,
           .rank = index,
           .generation = generation_,
@@ -74,7 +77,8 @@ void Job::Fault(int index, FaultRecord fault) {
   if (fault.victim) return;
   const Judgement judgement = JudgeFault(history_, fault, options_, now_);
   if (!judgement.restart) {
-    return End(JobOutcome::kWorkerFailed, judgement.exit_code, fmt::format("{}; {}", fault.detail, judgement.reason));
+    return End(JobOutcome::kWorkerFailed, judgement.exit_code,
+               fmt::format("{}; {}", fault.detail, judgement.reason));
   }
   history_.AddRestart(now_);
   no_spawn_before_ = std::max(no_spawn_before_, now_ + judgement.delay);
@@ -108,10 +112,12 @@ void Job::TerminatePlain(const std::string& reason) {
   }
 }
 
-// Nothing of the next attempt starts while a plain process of the former one may still hold its ports and devices.
+// Nothing of the next attempt starts while a plain process of the former one may still hold its
+// ports and devices.
 void Job::Refill() {
-  const bool plain_is_dying = std::any_of(slots_.begin(), slots_.end(),
-                                          [](const Slot& slot) { return IsDying(slot) && IsPlain(slot); });
+  const bool plain_is_dying = std::any_of(slots_.begin(), slots_.end(), [](const Slot& slot) {
+    return IsDying(slot) && IsPlain(slot);
+  });
   if (plain_is_dying) return;
   for (size_t i = 0; i < slots_.size(); ++i) {
     Slot& slot = slots_[i];
@@ -126,7 +132,8 @@ void Job::TryCommit() {
   for (size_t i = 0; i < slots_.size(); ++i) {
     const Slot& slot = slots_[i];
     if (slot.state == State::kDone || slot.state == State::kLeaving) continue;
-    const bool ready = slot.state == State::kStaged || (slot.state == State::kStarting && IsPlain(slot)) ||
+    const bool ready = slot.state == State::kStaged ||
+                       (slot.state == State::kStarting && IsPlain(slot)) ||
                        (slot.state == State::kNone && slot.plain && slot.due <= now_);
     if (!ready) return;
     members.push_back(static_cast<int>(i));

@@ -22,7 +22,8 @@ void Job::BeginStop(int signal, const std::string& reason) {
   const int forwarded = signal == 0 ? SIGTERM : signal;
   for (size_t i = 0; i < slots_.size(); ++i) {
     Slot& slot = slots_[i];
-    if (slot.state == State::kExited || slot.state == State::kStaged) slot.due = absl::InfiniteDuration();
+    if (slot.state == State::kExited || slot.state == State::kStaged)
+      slot.due = absl::InfiniteDuration();
     if (slot.state != State::kStarting || slot.joined) continue;
     Emit(ForwardSignal{static_cast<int>(i), slot.incarnation, forwarded});
     plain_was_signalled_ = true;
@@ -71,7 +72,8 @@ void Job::GiveUpStop(const std::string& reason) {
   for (size_t i = 0; i < slots_.size(); ++i) {
     const Slot& slot = slots_[i];
     if (!IsAlive(slot) || !slot.joined || slot.finished || slot.sealed || IsDying(slot)) continue;
-    Terminate(static_cast<int>(i), std::max(now_, std::min(now_ + options_.abort_term, kill_due_)), reason);
+    Terminate(static_cast<int>(i), std::max(now_, std::min(now_ + options_.abort_term, kill_due_)),
+              reason);
   }
 }
 
@@ -92,7 +94,8 @@ void Job::EndStop() {
 void Job::Hurry() {
   persist_due_ = absl::InfiniteDuration();
   for (size_t i = 0; i < slots_.size(); ++i) {
-    if (IsAlive(slots_[i]) && slots_[i].state != State::kKilled) Kill(static_cast<int>(i), "asked twice");
+    if (IsAlive(slots_[i]) && slots_[i].state != State::kKilled)
+      Kill(static_cast<int>(i), "asked twice");
   }
 }
 

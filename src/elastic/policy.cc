@@ -66,33 +66,37 @@ int FaultHistory::seen(uint64_t root) const {
 }
 
 int FaultHistory::restarts_in_last_hour(absl::Duration now) const {
-  return static_cast<int>(std::count_if(restart_times.begin(), restart_times.end(),
-                                        [now](absl::Duration at) { return now - at < absl::Hours(1); }));
+  return static_cast<int>(
+      std::count_if(restart_times.begin(), restart_times.end(),
+                    [now](absl::Duration at) { return now - at < absl::Hours(1); }));
 }
 
-Judgement JudgeFault(const FaultHistory& history, const FaultRecord& fault, const JobOptions& options,
-                     absl::Duration now) {
+Judgement JudgeFault(const FaultHistory& history, const FaultRecord& fault,
+                     const JobOptions& options, absl::Duration now) {
   const int worker_code = WorkerExitCode(fault.fault_class, fault.end);
   const int raw_code = fault.end.signal != 0 ? 128 + fault.end.signal : fault.end.code;
   if (!MayRetryCode(fault, options, raw_code)) {
-    return Finish(JobOutcome::kWorkerFailed, fmt::format("exit code {} is not to be tried again", raw_code), worker_code);
+    return Finish(JobOutcome::kWorkerFailed,
+                  fmt::format("exit code {} is not to be tried again", raw_code), worker_code);
   }
   if (options.max_restarts == 0) {
-    return Finish(JobOutcome::kWorkerFailed, "no restart was allowed (--max-restarts 0)", worker_code);
+    return Finish(JobOutcome::kWorkerFailed, "no restart was allowed (--max-restarts 0)",
+                  worker_code);
   }
   if (history.crashes > options.max_restarts) {
-    return Finish(JobOutcome::kRestartsUsedUp,
-                  fmt::format("{} of {} restarts since the last progress are used up (--max-restarts)",
-                              options.max_restarts, options.max_restarts));
+    return Finish(
+        JobOutcome::kRestartsUsedUp,
+        fmt::format("{} of {} restarts since the last progress are used up (--max-restarts)",
+                    options.max_restarts, options.max_restarts));
   }
   if (history.others > options.other_class_limit) {
     return Finish(JobOutcome::kRestartsUsedUp,
-                  fmt::format("{} faults of other classes since the last progress, {} are allowed", history.others,
-                              options.other_class_limit));
+                  fmt::format("{} faults of other classes since the last progress, {} are allowed",
+                              history.others, options.other_class_limit));
   }
   if (history.restarts_in_last_hour(now) >= options.restarts_per_hour_limit) {
-    return Finish(JobOutcome::kRestartsUsedUp,
-                  fmt::format("{} restarts in an hour are used up", options.restarts_per_hour_limit));
+    return Finish(JobOutcome::kRestartsUsedUp, fmt::format("{} restarts in an hour are used up",
+                                                           options.restarts_per_hour_limit));
   }
   if (history.seen(fault.root) >= options.same_root_limit) {
     return Finish(JobOutcome::kNeedsHuman,

@@ -38,7 +38,8 @@ TEST(ExitCode, AWorkersOwnCodeAndSignalPassThrough) {
 }
 
 TEST(ExitCode, OursNeverComeFromAWorkerAndAFailedJobIsNeverZero) {
-  for (int code = 80; code <= 88; ++code) EXPECT_EQ(WorkerExitCode(FaultClass::kCrash, {.code = code}), 1);
+  for (int code = 80; code <= 88; ++code)
+    EXPECT_EQ(WorkerExitCode(FaultClass::kCrash, {.code = code}), 1);
   EXPECT_EQ(WorkerExitCode(FaultClass::kEarlyExit, {.code = 0}), 1);
   EXPECT_EQ(WorkerExitCode(FaultClass::kHang, {}), 137);
 }

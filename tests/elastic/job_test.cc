@@ -17,20 +17,26 @@ using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 using ::testing::IsEmpty;
 
-// A job and what a keeper knows of it. Each event returns its actions; `all` has them since the start.
+// A job and what a keeper knows of it. Each event returns its actions; `all` has them since the
+// start.
 struct Bench {
-  explicit Bench(JobOptions options) : job(std::move(options)), incarnation(job.options().world, 0) { Give(StartEvent{}); }
+  explicit Bench(JobOptions options)
+      : job(std::move(options)), incarnation(job.options().world, 0) {
+    Give(StartEvent{});
+  }
 
   std::vector<JobAction> Give(const JobEvent& event) {
     last = job.Step(event, {.now = now, .newest_step = newest_step});
     for (const JobAction& action : last) {
-      if (const auto* spawn = std::get_if<SpawnWorker>(&action)) incarnation[spawn->slot] = spawn->incarnation;
+      if (const auto* spawn = std::get_if<SpawnWorker>(&action))
+        incarnation[spawn->slot] = spawn->incarnation;
       if (const auto* arm = std::get_if<ArmTimer>(&action)) timer = arm->at;
       if (std::holds_alternative<DisarmTimer>(action)) timer.reset();
       if (const auto* finish = std::get_if<FinishJob>(&action)) finished = *finish;
       all.push_back(action);
     }
-    const bool may_wait = job.phase() == JobPhase::kRunning || job.phase() == JobPhase::kDone || job.phase() == JobPhase::kForming;
+    const bool may_wait = job.phase() == JobPhase::kRunning || job.phase() == JobPhase::kDone ||
+                          job.phase() == JobPhase::kForming;
     EXPECT_TRUE(timer.has_value() || may_wait) << "nothing bounds this wait";
     return last;
   }
@@ -45,7 +51,10 @@ struct Bench {
   }
   void Join(int slot) { Give(WorkerJoined{slot, incarnation[slot]}); }
   void Stage(int slot, uint64_t left) { Give(WorkerStaged{slot, incarnation[slot], left}); }
-  void Enter(int slot) { Join(slot); Stage(slot, 0); }
+  void Enter(int slot) {
+    Join(slot);
+    Stage(slot, 0);
+  }
   void Finished(int slot) { Give(WorkerFinished{slot, incarnation[slot]}); }
   void End(int slot, ProcessEnd end) { Give(WorkerEnded{slot, incarnation[slot], end}); }
   void EnterAll() {
@@ -71,9 +80,13 @@ struct Bench {
     return found;
   }
   template <typename Action>
-  std::vector<Action> Last() const { return In<Action>(last); }
+  std::vector<Action> Last() const {
+    return In<Action>(last);
+  }
   template <typename Action>
-  std::vector<Action> All() const { return In<Action>(all); }
+  std::vector<Action> All() const {
+    return In<Action>(all);
+  }
 
   absl::Duration now = absl::Seconds(1000);
   int64_t newest_step = 0;
@@ -273,12 +286,26 @@ TEST(Job, LateEventsOfAnOldIncarnationAreIgnored) {
   const uint64_t old = bench.incarnation[1];
   bench.End(1, kKill9);
   bench.Stage(0, 1);
-  for (const JobEvent& late : std::vector<JobEvent>{WorkerJoined{1, old}, WorkerStaged{1, old, 1}, WorkerFinished{1, old},
-                                                    WorkerEnded{1, old, kKill9}, WorkerStopped{1, old, 3}}) {
+  for (const JobEvent& late :
+       std::vector<JobEvent>{WorkerJoined{1, old}, WorkerStaged{1, old, 1}, WorkerFinished{1, old},
+                             WorkerEnded{1, old, kKill9}, WorkerStopped{1, old, 3}}) {
     EXPECT_THAT(bench.Give(late), IsEmpty());
   }
   EXPECT_EQ(bench.job.phase(), JobPhase::kReforming);
   EXPECT_EQ(bench.job.faults().size(), 1u);
+}
+
+TEST(Job, ASurvivorIsBackOnlyWhenItLeftTheAbortedGeneration) {
+  Bench bench({.world = 2});
+  bench.EnterAll();
+  bench.Lose(kKill9);
+  bench.End(1, {.code = 3});
+  bench.Pass(absl::Seconds(1));
+  bench.Enter(1);
+  bench.Stage(0, 1);  // an old report
+  EXPECT_EQ(bench.job.phase(), JobPhase::kReforming);
+  bench.Stage(0, 2);
+  EXPECT_EQ(bench.job.generation(), 3u);
 }
 
 TEST(Job, ASlotWhoseBodyFinishedIsNoMemberOfTheNextGeneration) {

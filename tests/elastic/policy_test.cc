@@ -12,7 +12,9 @@ namespace {
 using ::testing::HasSubstr;
 
 FaultRecord Crash(int code, uint64_t root = 0) {
-  return {.fault_class = FaultClass::kCrash, .end = {.code = code}, .root = root != 0 ? root : static_cast<uint64_t>(code)};
+  return {.fault_class = FaultClass::kCrash,
+          .end = {.code = code},
+          .root = root != 0 ? root : static_cast<uint64_t>(code)};
 }
 
 // Judges faults one after another, a second apart, as the job does.
@@ -46,7 +48,8 @@ TEST(JudgeFault, MixedRootsStopWithEightyThreeAtTheFourthFault) {
   EXPECT_EQ(court.Judge(Crash(6)).exit_code, 83);
 }
 
-// kubeflow/trainer#2045: limit 2, always 137: three attempts, then the limit's code and not the root's.
+// kubeflow/trainer#2045: limit 2, always 137: three attempts, then the limit's code and not the
+// root's.
 TEST(JudgeFault, BudgetIsJudgedBeforeTheRoot) {
   Court court{.options = {.max_restarts = 2}};
   EXPECT_TRUE(court.Judge(Crash(137)).restart);
@@ -80,7 +83,8 @@ TEST(JudgeFault, WithRetryCodesOnlyTheseAreTriedAgain) {
 
 TEST(JudgeFault, OtherClassesHaveABudgetOfTheirOwn) {
   Court court{.options = {.same_root_limit = 100}};
-  for (int i = 0; i < 6; ++i) EXPECT_TRUE(court.Judge({.fault_class = FaultClass::kResource}).restart);
+  for (int i = 0; i < 6; ++i)
+    EXPECT_TRUE(court.Judge({.fault_class = FaultClass::kResource}).restart);
   EXPECT_EQ(court.history.crashes, 0);
   EXPECT_EQ(court.Judge({.fault_class = FaultClass::kResource}).exit_code, 83);
 }

@@ -12,28 +12,73 @@
 namespace outlast {
 
 // A new process for the slot; the former one and its tree have ended.
-struct SpawnWorker { int slot; uint64_t incarnation; uint64_t generation; int attempt; };  // attempt: 0, 1, ... (TORCHELASTIC_RESTART_COUNT)
+struct SpawnWorker {
+  int slot;
+  uint64_t incarnation;
+  uint64_t generation;
+  int attempt;
+};  // attempt: 0, 1, ... (TORCHELASTIC_RESTART_COUNT)
 // Raise the abort generation in every black box and tell every live worker.
-struct AbortGeneration { uint64_t generation; std::string reason; };
-// `generation` is open from now on: the keeper enters each joined member once *both* hold, that the generation is the newest
-// committed one and was not aborted, and that the member is staged with `left` below it, in whatever order they come. So
-// members that were staged before enter now; of generation 1, and of plain slots, each enters when it joins and is staged
-// (a plain one never does). Emitted once a generation. `members[i]` = slot; slots whose work is done are not members.
-struct CommitGeneration { uint64_t generation; std::vector<int> members; };
+struct AbortGeneration {
+  uint64_t generation;
+  std::string reason;
+};
+// `generation` is open from now on: the keeper enters each joined member once *both* hold, that the
+// generation is the newest committed one and was not aborted, and that the member is staged with
+// `left` below it, in whatever order they come. So members that were staged before enter now; of
+// generation 1, and of plain slots, each enters when it joins and is staged (a plain one never
+// does). Emitted once a generation. `members[i]` = slot; slots whose work is done are not members.
+struct CommitGeneration {
+  uint64_t generation;
+  std::vector<int> members;
+};
 enum class KillHow : uint8_t { kTerm, kKill };  // of the slot's whole process tree
-struct KillWorker { int slot; uint64_t incarnation; KillHow how; std::string reason; };
-struct ForwardSignal { int slot; uint64_t incarnation; int signal; };  // to a plain worker: as it is if caught, else TERM
-struct CaptureStacks { std::vector<int> slots; std::string reason; };
-struct AskStop { int64_t step; std::string reason; };  // STOP(step) to all joined workers
-struct GoStop { int64_t step; };
-struct PersistCommon { std::string reason; };  // persist the newest snapshot that all ranks have, without the trainer's help
-// The machine uses one timer, and looks at all its deadlines in each Step: a late, early or repeated TimerFired is harmless.
-struct ArmTimer { uint64_t timer; absl::Duration at; };  // steady; a timer id armed again replaces the former
-struct DisarmTimer { uint64_t timer; };
-struct RecordFault { FaultRecord fault; int budget_used; int budget; };  // for report, ledger and console
-struct FinishJob { int exit_code; std::string reason; };  // last action; all workers have ended
+struct KillWorker {
+  int slot;
+  uint64_t incarnation;
+  KillHow how;
+  std::string reason;
+};
+struct ForwardSignal {
+  int slot;
+  uint64_t incarnation;
+  int signal;
+};  // to a plain worker: as it is if caught, else TERM
+struct CaptureStacks {
+  std::vector<int> slots;
+  std::string reason;
+};
+struct AskStop {
+  int64_t step;
+  std::string reason;
+};  // STOP(step) to all joined workers
+struct GoStop {
+  int64_t step;
+};
+struct PersistCommon {
+  std::string reason;
+};  // persist the newest snapshot that all ranks have, without the trainer's help
+// The machine uses one timer, and looks at all its deadlines in each Step: a late, early or
+// repeated TimerFired is harmless.
+struct ArmTimer {
+  uint64_t timer;
+  absl::Duration at;
+};  // steady; a timer id armed again replaces the former
+struct DisarmTimer {
+  uint64_t timer;
+};
+struct RecordFault {
+  FaultRecord fault;
+  int budget_used;
+  int budget;
+};  // for report, ledger and console
+struct FinishJob {
+  int exit_code;
+  std::string reason;
+};  // last action; all workers have ended
 
-using JobAction = std::variant<SpawnWorker, AbortGeneration, CommitGeneration, KillWorker, ForwardSignal, CaptureStacks, AskStop,
-                               GoStop, PersistCommon, ArmTimer, DisarmTimer, RecordFault, FinishJob>;
+using JobAction = std::variant<SpawnWorker, AbortGeneration, CommitGeneration, KillWorker,
+                               ForwardSignal, CaptureStacks, AskStop, GoStop, PersistCommon,
+                               ArmTimer, DisarmTimer, RecordFault, FinishJob>;
 
 }  // namespace outlast

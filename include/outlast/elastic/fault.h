@@ -18,9 +18,9 @@ std::string_view FaultClassName(FaultClass fault_class);
 
 // How a process ended.
 struct ProcessEnd {
-  int code = 0;          // exit code; meaningful when signal is 0
-  int signal = 0;        // the signal that ended it, or 0
-  bool by_us = false;    // we had sent that signal, or killed its tree: an effect, never a cause
+  int code = 0;        // exit code; meaningful when signal is 0
+  int signal = 0;      // the signal that ended it, or 0
+  bool by_us = false;  // we had sent that signal, or killed its tree: an effect, never a cause
   bool clean() const { return code == 0 && signal == 0; }
 };
 
@@ -32,14 +32,16 @@ struct FaultRecord {
   int64_t step_committed = 0;  // the newest step on disk, 0 when none
   ProcessEnd end;
   std::string found_by;  // "process exit", "watchdog: stopped", ...
-  std::string detail;    // one line for people: "rank 2: killed by signal 9", the verdict's evidence
+  std::string detail;  // one line for people: "rank 2: killed by signal 9", the verdict's evidence
   // What makes two faults the same: digest of class, code or signal or verdict, and phase.
   uint64_t root = 0;
-  // Failed after a peer in the same generation: recorded for people, never charged, never the cause.
+  // Failed after a peer in the same generation: recorded for people, never charged, never the
+  // cause.
   bool victim = false;
 };
 
-// FaultRecord::root. `what` is an exit code, 128 + signal, or the verdict's name; `phase` where the worker was.
+// FaultRecord::root. `what` is an exit code, 128 + signal, or the verdict's name; `phase` where the
+// worker was.
 uint64_t FaultRoot(FaultClass fault_class, std::string_view what, uint32_t phase);
 
 }  // namespace outlast

@@ -1,31 +1,37 @@
-// The job's state machine for one node: a pure function from (state, event, now) to (state, actions).
+// The job's state machine for one node: a pure function from (state, event, now) to (state,
+// actions).
 //
-//   FORMING ── start: all slots spawned ──> RUNNING ── fault, verdict ──> REFORMING ── all staged ──> RUNNING ...
-//   RUNNING ── stop asked ──> STOPPING ── all ended ──> DONE            any ── budget used up ──> ENDING ──> DONE
+//   FORMING ── start: all slots spawned ──> RUNNING ── fault, verdict ──> REFORMING ── all staged
+//   ──> RUNNING ... RUNNING ── stop asked ──> STOPPING ── all ended ──> DONE            any ──
+//   budget used up ──> ENDING ──> DONE
 //
-// A *slot* is the place that a rank holds: on one node slot and rank are the same number. Nothing here sleeps, reads a
-// clock or touches a process: the keeper does what the actions say.
+// A *slot* is the place that a rank holds: on one node slot and rank are the same number. Nothing
+// here sleeps, reads a clock or touches a process: the keeper does what the actions say.
 //
-// Joined and plain. A worker is *plain* until it joins, and so is a slot whose last process never joined. A joined worker
-// whose peer fails survives: it is told to abort, unwinds, is staged and enters the next generation. A dead slot that had
-// joined is refilled at once, and the generation waits until the new process is staged. Plain workers can't unwind: when
-// one fails, all plain ones are killed, and only when they are gone and the next generation is committed they are spawned
-// again; nobody waits for them to be staged. The fault of a joined worker leaves plain ones alone: they may be peers that
-// are slow to start, and enter whatever generation is open when they join. A plain program that ended with 0 is done, and
-// is not run again when another one fails.
+// Joined and plain. A worker is *plain* until it joins, and so is a slot whose last process never
+// joined. A joined worker whose peer fails survives: it is told to abort, unwinds, is staged and
+// enters the next generation. A dead slot that had joined is refilled at once, and the generation
+// waits until the new process is staged. Plain workers can't unwind: when one fails, all plain ones
+// are killed, and only when they are gone and the next generation is committed they are spawned
+// again; nobody waits for them to be staged. The fault of a joined worker leaves plain ones alone:
+// they may be peers that are slow to start, and enter whatever generation is open when they join. A
+// plain program that ended with 0 is done, and is not run again when another one fails.
 //
-// A generation forms in two phases: AbortGeneration(g) and refills, then one CommitGeneration(g+1) when everybody whom it
-// waits for is staged (see CommitGeneration for those who come later). A fault while re-forming does not change the target.
-// Everything that is waited for has a deadline, and the machine arms one timer for the nearest.
+// A generation forms in two phases: AbortGeneration(g) and refills, then one CommitGeneration(g+1)
+// when everybody whom it waits for is staged (see CommitGeneration for those who come later). A
+// fault while re-forming does not change the target. Everything that is waited for has a deadline,
+// and the machine arms one timer for the nearest.
 //
-// First failure. A member of the aborted generation that dies by itself before the next commit failed after a peer: it is
-// recorded as a victim, refilled and not charged. Each process can be one once, so nothing loops uncharged: a replacement
-// that dies, or is not staged in time, is charged like a first fault. What ends after we sent it a signal is never a cause.
+// First failure. A member of the aborted generation that dies by itself before the next commit
+// failed after a peer: it is recorded as a victim, refilled and not charged. Each process can be
+// one once, so nothing loops uncharged: a replacement that dies, or is not staged in time, is
+// charged like a first fault. What ends after we sent it a signal is never a cause.
 //
-// Stops. StopAsked names S = newest step + 2 (AskStop); late answers double the margin; all on time: GoStop(S). When all
-// sealed S and ended, and the save's end is known (StopPersisted), the job is over. A worker that dies instead, or S that
-// does not come early enough before `grace`: AbortGeneration, PersistCommon, SIGTERM, SIGKILL at `grace`. Plain workers get
-// the signal itself. A stop never restarts anybody.
+// Stops. StopAsked names S = newest step + 2 (AskStop); late answers double the margin; all on
+// time: GoStop(S). When all sealed S and ended, and the save's end is known (StopPersisted), the
+// job is over. A worker that dies instead, or S that does not come early enough before `grace`:
+// AbortGeneration, PersistCommon, SIGTERM, SIGKILL at `grace`. Plain workers get the signal itself.
+// A stop never restarts anybody.
 #pragma once
 
 #include <cstdint>
@@ -51,12 +57,14 @@ class Job {
  public:
   explicit Job(JobOptions options);
 
-  // Consumes one event. Events of an incarnation that is not the slot's present one are dropped. The keeper gives what a
-  // worker had sent (WorkerFinished, WorkerStopped) before its WorkerEnded.
+  // Consumes one event. Events of an incarnation that is not the slot's present one are dropped.
+  // The keeper gives what a worker had sent (WorkerFinished, WorkerStopped) before its WorkerEnded.
   std::vector<JobAction> Step(const JobEvent& event, const JobView& view);
 
   JobPhase phase() const { return phase_; }
-  uint64_t generation() const { return generation_; }  // the newest that was committed, 0 before the first
+  uint64_t generation() const {
+    return generation_;
+  }  // the newest that was committed, 0 before the first
   const JobOptions& options() const { return options_; }
   const std::vector<FaultRecord>& faults() const { return faults_; }
   const FaultHistory& history() const { return history_; }
@@ -81,13 +89,13 @@ class Job {
   struct Slot {
     State state = State::kNone;
     uint64_t incarnation = 0;
-    uint64_t born = 0;       // the generation that it was spawned for
-    bool joined = false;     // the present process has
-    bool plain = true;       // the last process never joined
-    bool finished = false;   // its body returned OK
-    bool asked = false;      // for the stop's step
-    bool on_time = false;    // answered so
-    bool sealed = false;     // the stop's step
+    uint64_t born = 0;      // the generation that it was spawned for
+    bool joined = false;    // the present process has
+    bool plain = true;      // the last process never joined
+    bool finished = false;  // its body returned OK
+    bool asked = false;     // for the stop's step
+    bool on_time = false;   // answered so
+    bool sealed = false;    // the stop's step
     absl::Duration spawned_at;
     absl::Duration due = absl::InfiniteDuration();
   };
@@ -112,8 +120,8 @@ class Job {
 
   // Faults and re-forming (job_reform.cc).
   void EndedWhileRunning(int index, State before, bool joined, const ProcessEnd& end);
-  FaultRecord MakeRecord(FaultClass fault_class, int index, const ProcessEnd& end, std::string_view what,
-                         uint32_t phase) const;
+  FaultRecord MakeRecord(FaultClass fault_class, int index, const ProcessEnd& end,
+                         std::string_view what, uint32_t phase) const;
   // Records and judges; the job is re-forming or ending afterwards.
   void Fault(int index, FaultRecord fault);
   void Reform(const std::string& reason);
@@ -172,9 +180,9 @@ class Job {
   absl::Duration no_spawn_before_ = -absl::InfiniteDuration();
   int64_t newest_step_ = 0;
   int64_t step_committed_ = 0;
-  int64_t progress_base_ = 0;  // the newest step at the last progress
+  int64_t progress_base_ = 0;        // the newest step at the last progress
   std::optional<int> late_failure_;  // exit code of a worker that failed after its work was done
-  std::string abandoned_;      // who did not end, for people
+  std::string abandoned_;            // who did not end, for people
 
   // Of a stop.
   int stop_signal_ = 0;
@@ -195,7 +203,7 @@ class Job {
   std::string end_reason_;
 
   std::optional<absl::Duration> armed_;
-  absl::Duration now_;                // of the present Step
+  absl::Duration now_;  // of the present Step
   std::vector<JobAction> actions_;
 };
 

@@ -15,11 +15,12 @@ namespace outlast {
 // Crash, hang and early exit share one budget, `max_restarts`.
 bool CountsAsCrash(FaultClass fault_class);
 
-// What was charged since the last progress, and the restarts of the last hour, which no progress refunds.
+// What was charged since the last progress, and the restarts of the last hour, which no progress
+// refunds.
 struct FaultHistory {
   int crashes = 0;
-  int others = 0;    // faults of other classes
-  int restarts = 0;  // since progress
+  int others = 0;                               // faults of other classes
+  int restarts = 0;                             // since progress
   std::vector<std::pair<uint64_t, int>> roots;  // how often each was seen
   std::vector<absl::Duration> restart_times;    // ascending, at most an hour before the newest
 
@@ -32,15 +33,16 @@ struct FaultHistory {
 
 struct Judgement {
   bool restart = false;
-  absl::Duration delay;   // restart: how long the spawn waits (back-off)
-  int exit_code = 0;      // no restart: the job's
-  std::string reason;     // no restart: the rule that decided, with its numbers
+  absl::Duration delay;  // restart: how long the spawn waits (back-off)
+  int exit_code = 0;     // no restart: the job's
+  std::string reason;    // no restart: the rule that decided, with its numbers
 };
 
-// `history` has `fault` already. In this order: a no-retry code or `max_restarts` 0: the worker's own code; crashes used
-// up, other classes used up, restarts of an hour used up: 83; the same root again while restarts remain: 82; else a
-// restart, after 0, 1, 2, 4 ... 60 s: the first one without progress is at once. There is no jitter: one job is one
-// coordinator, so nothing has to be spread.
-Judgement JudgeFault(const FaultHistory& history, const FaultRecord& fault, const JobOptions& options, absl::Duration now);
+// `history` has `fault` already. In this order: a no-retry code or `max_restarts` 0: the worker's
+// own code; crashes used up, other classes used up, restarts of an hour used up: 83; the same root
+// again while restarts remain: 82; else a restart, after 0, 1, 2, 4 ... 60 s: the first one without
+// progress is at once. There is no jitter: one job is one coordinator, so nothing has to be spread.
+Judgement JudgeFault(const FaultHistory& history, const FaultRecord& fault,
+                     const JobOptions& options, absl::Duration now);
 
 }  // namespace outlast
