@@ -1,0 +1,477 @@
+#include "checkpoint/reader.h"
+
+#include <fcntl.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstring>
+#include <map>
+#include <set>
+#include <utility>
+
+#include "base/error.h"
+#include "checkpoint/safetensors.h"
+#include "outlast/base/crc32c.h"
+#include "outlast/base/fd.h"
+#include "outlast/base/memory.h"
+
+namespace outlast {
+namespace {
+
+constexpr uint64_t kReadBytes = uint64_t{8} << 20;
+
+// Reads a shard chunk by chunk, and hands out none before its CRC was checked. For one thread.
+class ChunkReader {
+ public:
+  static absl::StatusOr<ChunkReader> Open(const std::string& folder, const ShardFile& file,
+                                          IoMode mode) {
+    ChunkReader reader(folder + "/" + file.name, file);
+    reader.fd_.Reset(open(reader.path_.c_str(), O_RDONLY | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK));
+    if (!reader.fd_.is_open()) return FileError(errno, "open", reader.path_);
+    OUTLAST_ASSIGN_OR_RETURN(const uint64_t bytes, FileBytes(reader.path_));
+    if (bytes != file.bytes) {
+      return Error(absl::StatusCode::kDataLoss, "{}: {} bytes, its receipt says {}", reader.path_,
+                   bytes, file.bytes);
+    }
+    if (mode == IoMode::kDirect)
+      fcntl(reader.fd_.get(), F_SETFL, fcntl(reader.fd_.get(), F_GETFL) | O_DIRECT);  // a wish
+    const uint64_t chunks = std::max<uint64_t>(1, kReadBytes / file.chunk_bytes);
+    OUTLAST_ASSIGN_OR_RETURN(
+        reader.scratch_,
+        Mapping::Anonymous(std::min(chunks, std::max<uint64_t>(1, file.chunks.size())) *
+                           file.chunk_bytes));
+    return reader;
+  }
+
+  uint64_t block_bytes() const { return scratch_.size(); }
+  uint64_t chunk_bytes() const { return file_.chunk_bytes; }
+
+  // The bytes from `begin` (a chunk's start) to `end` (a chunk's end, or the file's), at most
+  // block_bytes() of them.
+  absl::StatusOr<std::span<const std::byte>> Read(uint64_t begin, uint64_t end) {
+    OUTLAST_RETURN_IF_ERROR(Fill(begin, end));
+    const std::span<const std::byte> block(scratch_.data(), end - begin);
+    for (uint64_t at = 0; at < block.size(); at += file_.chunk_bytes) {
+      const size_t chunk = (begin + at) / file_.chunk_bytes;
+      const uint32_t found =
+          Crc32c(block.subspan(at, std::min<uint64_t>(file_.chunk_bytes, block.size() - at)));
+      if (found == file_.chunks[chunk]) continue;
+      bad_offset_ = begin + at;
+      return Error(absl::StatusCode::kDataLoss,
+                   "{}: the chunk at byte {} has crc {:08x}, its receipt says {:08x}", path_,
+                   bad_offset_, found, file_.chunks[chunk]);
+    }
+    return block;
+  }
+
+  // Where the last error was found.
+  uint64_t bad_offset() const { return bad_offset_; }
+
+ private:
+  ChunkReader(std::string path, const ShardFile& file) : path_(std::move(path)), file_(file) {}
+
+  absl::Status Fill(uint64_t begin, uint64_t end) {
+    uint64_t done = 0;
+    const uint64_t wanted = end - begin;
+    const uint64_t padded = (wanted + kBlockAlignment - 1) / kBlockAlignment * kBlockAlignment;
+    bad_offset_ = begin;
+    while (done < wanted) {
+      const ssize_t count =
+          pread(fd_.get(), scratch_.data() + done, padded - done, static_cast<off_t>(begin + done));
+      if (count < 0 && errno == EINTR) continue;
+      const int flags = fcntl(fd_.get(), F_GETFL);
+      if (count < 0 && errno == EINVAL && (flags & O_DIRECT) != 0) {
+        fcntl(fd_.get(), F_SETFL, flags & ~O_DIRECT);
+        continue;
+      }
+      if (count < 0) return FileError(errno, "read", path_);
+      if (count == 0)
+        return Error(absl::StatusCode::kDataLoss, "{}: ends at byte {}, while it is read", path_,
+                     begin + done);
+      done += static_cast<uint64_t>(count);
+    }
+    return absl::OkStatus();
+  }
+
+  std::string path_;
+  const ShardFile& file_;
+  UniqueFd fd_;
+  Mapping scratch_;
+  uint64_t bad_offset_ = 0;
+};
+
+absl::Status LostFile(const absl::Status& status) {
+  // To a restore, a file that is gone is damage like any other.
+  return absl::IsNotFound(status) ? MakeStatus(absl::StatusCode::kDataLoss, MessageOf(status))
+                                  : status;
+}
+
+absl::StatusOr<Receipt> LoadReceipt(const std::string& folder, const Manifest& manifest,
+                                    const ReceiptEntry& entry) {
+  const std::string path = folder + "/" + entry.name;
+  const auto text = ReadSmall(path, kMaxReceiptBytes);
+  if (!text.ok()) return LostFile(text.status());
+  if (text->size() != entry.bytes || Crc32c(*text) != entry.crc32c) {
+    return Error(absl::StatusCode::kDataLoss,
+                 "{}: {} bytes with crc {:08x}, the manifest says {} with {:08x}", path,
+                 text->size(), Crc32c(*text), entry.bytes, entry.crc32c);
+  }
+  auto receipt = ParseReceipt(*text);
+  if (!receipt.ok()) return Annotate(receipt.status(), path);
+  const bool same_save =
+      receipt->job == manifest.job && receipt->checkpoint == manifest.checkpoint &&
+      receipt->claim == manifest.claim && receipt->generation == manifest.generation &&
+      receipt->world == manifest.world && receipt->plan == manifest.plan;
+  if (!same_save || entry.name != ReceiptName(receipt->rank) ||
+      receipt->data_bytes() != entry.data_bytes) {
+    return Error(absl::StatusCode::kInvalidArgument,
+                 "{}: of another save or rank than the manifest", path);
+  }
+  return receipt;
+}
+
+absl::Status CheckShardSize(const std::string& folder, const Receipt& receipt) {
+  if (!receipt.file.has_value()) return absl::OkStatus();
+  const std::string path = folder + "/" + receipt.file->name;
+  const auto bytes = FileBytes(path);
+  if (!bytes.ok()) return LostFile(bytes.status());
+  if (*bytes == receipt.file->bytes) return absl::OkStatus();
+  return Error(absl::StatusCode::kDataLoss, "{}: {} bytes, its receipt says {}", path, *bytes,
+               receipt.file->bytes);
+}
+
+absl::StatusOr<Manifest> LoadManifest(const std::string& folder) {
+  OUTLAST_ASSIGN_OR_RETURN(const bool deleted, Exists(fmt::format("{}/{}", folder, kDeletedFile)));
+  if (deleted) return Error(absl::StatusCode::kNotFound, "{}: its deletion has begun", folder);
+  const std::string path = fmt::format("{}/{}", folder, kManifestFile);
+  OUTLAST_ASSIGN_OR_RETURN(const std::string text, ReadSmall(path, kMaxManifestBytes));
+  auto manifest = ParseManifest(text);
+  if (!manifest.ok()) return Annotate(manifest.status(), path);
+  return manifest;
+}
+
+// The shard's own header must say what the receipt says: other programs read the one, we the other.
+std::string WhyHeaderDiffers(const SafetensorsFile& file, const Receipt& receipt) {
+  if (file.data_begin + receipt.data_bytes() != receipt.file->bytes)
+    return "its data section is not where the receipt has it";
+  if (file.tensors.size() != receipt.tensors.size()) {
+    return fmt::format("{} tensors, the receipt has {}", file.tensors.size(),
+                       receipt.tensors.size());
+  }
+  std::map<std::string_view, const SafetensorsTensor*> by_key;
+  for (const SafetensorsTensor& tensor : file.tensors) by_key.emplace(tensor.key, &tensor);
+  for (const SavedBox& box : receipt.tensors) {
+    const auto found = by_key.find(box.key);
+    const bool same = found != by_key.end() && found->second->dtype == box.dtype &&
+                      found->second->shape == box.extent && found->second->begin == box.begin &&
+                      found->second->end == box.end;
+    if (!same)
+      return fmt::format("tensor '{}' is not what the receipt says", box.key.substr(0, 200));
+  }
+  return "";
+}
+
+Box BoxOf(const Region& region) { return {OffsetOf(region), region.extent}; }
+
+std::string Names(const std::vector<std::string>& names) {
+  constexpr size_t kShown = 20;
+  const size_t shown = std::min(names.size(), kShown);
+  std::string text = fmt::format(
+      "{}", fmt::join(names.begin(), names.begin() + static_cast<int64_t>(shown), ", "));
+  if (names.size() > shown) text += fmt::format(" and {} more", names.size() - shown);
+  return text;
+}
+
+}  // namespace
+
+// A stretch of a shard that goes into a region.
+struct CheckpointReader::Demand {
+  uint64_t base = 0;            // of the saved box in the file
+  uint64_t begin = 0, end = 0;  // in the file
+  RunWalker runs;
+  std::span<std::byte> target;
+
+  // Copies what the file's bytes [from, from + block) hold of it.
+  void Take(uint64_t from, std::span<const std::byte> block) {
+    const uint64_t until = from + block.size();
+    for (; !runs.done(); runs.Next()) {
+      const Run run = runs.run();
+      const uint64_t first = std::max(base + run.from, from);
+      const uint64_t last = std::min(base + run.from + run.bytes, until);
+      if (first < last) {
+        std::memcpy(target.data() + run.to + (first - base - run.from),
+                    block.data() + (first - from), last - first);
+      }
+      if (base + run.from + run.bytes > until) return;
+    }
+  }
+};
+
+absl::Status MatchReport::ToStatus(std::string_view checkpoint) const {
+  if (is_clean()) return absl::OkStatus();
+  std::string text;
+  if (!missing.empty()) text += fmt::format("; missing in the checkpoint: {}", Names(missing));
+  if (!unexpected.empty()) text += fmt::format("; unexpected in it: {}", Names(unexpected));
+  if (!mismatched.empty()) text += fmt::format("; mismatched: {}", Names(mismatched));
+  return Error(absl::StatusCode::kInvalidArgument, "{} does not match the state{}", checkpoint,
+               text);
+}
+
+MatchReport MergeReports(std::span<const MatchReport> ranks) {
+  std::set<std::string> missing, mismatched;
+  std::map<std::string, size_t> unexpected;
+  for (const MatchReport& report : ranks) {
+    missing.insert(report.missing.begin(), report.missing.end());
+    mismatched.insert(report.mismatched.begin(), report.mismatched.end());
+    for (const std::string& name : report.unexpected) ++unexpected[name];
+  }
+  MatchReport merged{{missing.begin(), missing.end()}, {}, {mismatched.begin(), mismatched.end()}};
+  for (const auto& [name, count] : unexpected) {
+    if (count == ranks.size()) merged.unexpected.push_back(name);
+  }
+  return merged;
+}
+
+absl::StatusOr<std::unique_ptr<CheckpointReader>> CheckpointReader::Open(
+    const std::string& folder) {
+  std::unique_ptr<CheckpointReader> reader(new CheckpointReader);
+  reader->folder_ = folder;
+  OUTLAST_RETURN_IF_ERROR(reader->Load());
+  return reader;
+}
+
+absl::Status CheckpointReader::Load() {
+  OUTLAST_ASSIGN_OR_RETURN(manifest_, LoadManifest(folder_));
+  for (const ReceiptEntry& entry : manifest_.receipts) {
+    OUTLAST_ASSIGN_OR_RETURN(receipts_.emplace_back(), LoadReceipt(folder_, manifest_, entry));
+    OUTLAST_RETURN_IF_ERROR(CheckShardSize(folder_, receipts_.back()));
+  }
+  const absl::Status status = IndexTensors();
+  return Annotate(status, folder_);
+}
+
+absl::Status CheckpointReader::IndexTensors() {
+  std::map<std::string, SavedTensor> by_name;
+  std::map<std::string, std::string> aliases;
+  for (const Receipt& receipt : receipts_) {
+    for (const SavedBox& box : receipt.tensors) {
+      SavedTensor& tensor = by_name[box.name];
+      if (tensor.parts.empty()) tensor = {box.name, box.dtype, box.global, {}};
+      if (tensor.dtype != box.dtype || tensor.global != box.global) {
+        return Error(absl::StatusCode::kInvalidArgument,
+                     "tensor '{}': rank {} has {} {}, rank {} has {} {}", box.name,
+                     tensor.parts[0].rank, NameOf(tensor.dtype), tensor.global.text(), receipt.rank,
+                     NameOf(box.dtype), box.global.text());
+      }
+      tensor.parts.push_back({receipt.rank, {box.offset, box.extent}, box.begin, box.end});
+    }
+    for (const auto& [name, of] : receipt.aliases) aliases.emplace(name, of);
+  }
+  for (auto& [name, tensor] : by_name) {
+    std::vector<HeldBox> boxes;
+    for (const SavedTensor::Part& part : tensor.parts) boxes.push_back({part.rank, part.box});
+    OUTLAST_RETURN_IF_ERROR(CheckDisjoint(name, tensor.global, boxes));
+    tensors_.push_back(std::move(tensor));
+  }
+  for (auto& [name, of] : aliases) {
+    if (!by_name.contains(of) || by_name.contains(name)) {
+      return Error(absl::StatusCode::kInvalidArgument,
+                   "alias '{}' of '{}', which is no tensor here", name, of);
+    }
+    aliases_.emplace_back(name, of);
+  }
+  return absl::OkStatus();
+}
+
+const SavedTensor* CheckpointReader::Find(std::string_view name) const {
+  const auto alias = std::ranges::lower_bound(
+      aliases_, name, {}, [](const auto& pair) { return std::string_view(pair.first); });
+  if (alias != aliases_.end() && alias->first == name) name = alias->second;
+  const auto found = std::ranges::lower_bound(
+      tensors_, name, {}, [](const auto& tensor) { return std::string_view(tensor.name); });
+  return found != tensors_.end() && found->name == name ? &*found : nullptr;
+}
+
+MatchReport CheckpointReader::Match(const StateView& state) const {
+  MatchReport report;
+  std::set<std::string_view> expected;
+  for (const Region& region : state.regions) {
+    expected.insert(region.name);
+    const SavedTensor* saved = Find(region.name);
+    if (saved == nullptr) {
+      report.missing.emplace_back(region.name);
+    } else if (saved->dtype != region.dtype || saved->global != region.global) {
+      report.mismatched.push_back(fmt::format("{}: {} {}, saved {} {}", region.name,
+                                              NameOf(region.dtype), region.global.text(),
+                                              NameOf(saved->dtype), saved->global.text()));
+    }
+  }
+  for (const SavedTensor& tensor : tensors_) {
+    if (!expected.contains(tensor.name)) report.unexpected.push_back(tensor.name);
+  }
+  for (const auto& [name, of] : aliases_) {
+    if (!expected.contains(name)) report.unexpected.push_back(name);
+  }
+  for (auto* names : {&report.missing, &report.unexpected, &report.mismatched})
+    std::ranges::sort(*names);
+  return report;
+}
+
+absl::StatusOr<MatchReport> CheckpointReader::ReadState(const StateView& state,
+                                                        Strictness strictness, IoMode mode) const {
+  OUTLAST_RETURN_IF_ERROR(state.Validate());
+  MatchReport report = Match(state);
+  if (strictness == Strictness::kStrict)
+    OUTLAST_RETURN_IF_ERROR(report.ToStatus(manifest_.checkpoint));
+  std::vector<Region> regions;
+  for (const Region& region : state.regions) {
+    const SavedTensor* saved = Find(region.name);
+    if (saved != nullptr && saved->dtype == region.dtype && saved->global == region.global)
+      regions.push_back(region);
+  }
+  OUTLAST_RETURN_IF_ERROR(ReadRegions(regions, mode));
+  return report;
+}
+
+absl::Status CheckpointReader::ReadRegion(const Region& region, IoMode mode) const {
+  StateView state{{region}, {}};
+  OUTLAST_RETURN_IF_ERROR(state.Validate());
+  MatchReport report = Match(state);
+  report.unexpected.clear();
+  OUTLAST_RETURN_IF_ERROR(report.ToStatus(manifest_.checkpoint));
+  return ReadRegions(state.regions, mode);
+}
+
+absl::Status CheckpointReader::ReadRegions(std::span<const Region> regions, IoMode mode) const {
+  std::vector<std::vector<Demand>> by_rank(receipts_.size());
+  for (const Region& region : regions) {
+    const SavedTensor& saved = *Find(region.name);
+    uint64_t covered = 0;
+    for (const SavedTensor::Part& part : saved.parts) {
+      RunWalker runs(saved.dtype, part.box, BoxOf(region));
+      if (!runs.is_valid()) {
+        return Error(absl::StatusCode::kInvalidArgument,
+                     "tensor '{}': a box of {} that ends inside a byte", saved.name,
+                     NameOf(saved.dtype));
+      }
+      if (runs.done()) continue;
+      OUTLAST_ASSIGN_OR_RETURN(const uint64_t bytes,
+                               BytesOf(saved.dtype, Intersect(part.box, BoxOf(region)).extent));
+      covered += bytes;
+      const Receipt& receipt = receipts_[part.rank];
+      const uint64_t base = receipt.file->bytes - receipt.data_bytes() + part.begin;
+      const uint64_t begin = base + runs.run().from, end = base + runs.end();
+      by_rank[part.rank].push_back({base, begin, end, std::move(runs), region.bytes});
+    }
+    if (covered != region.bytes.size()) {
+      return Error(absl::StatusCode::kDataLoss,
+                   "{}: tensor '{}': the saved boxes hold {} of the {} bytes wanted", folder_,
+                   saved.name, covered, region.bytes.size());
+    }
+  }
+  for (uint32_t rank = 0; rank < by_rank.size(); ++rank) {
+    OUTLAST_RETURN_IF_ERROR(ReadFile(rank, by_rank[rank], mode));
+  }
+  return absl::OkStatus();
+}
+
+absl::Status CheckpointReader::ReadFile(uint32_t rank, std::span<Demand> demands,
+                                        IoMode mode) const {
+  if (demands.empty()) return absl::OkStatus();
+  std::ranges::sort(demands, {}, &Demand::begin);
+  const ShardFile& file = *receipts_[rank].file;
+  auto reader = ChunkReader::Open(folder_, file, mode);
+  if (!reader.ok()) return LostFile(reader.status());
+  const uint64_t chunk = reader->chunk_bytes();
+  size_t first = 0;  // all before are done
+  size_t next = 0;   // all from here on begin later
+  uint64_t position = 0;
+  const auto round_up = [&](uint64_t byte) { return (byte + chunk - 1) / chunk * chunk; };
+  while (first < demands.size()) {
+    // From the chunk of the first byte still wanted, on over chunks wanted without a gap, one block at most.
+    if (first == next) position = demands[next].begin / chunk * chunk;
+    const uint64_t limit = std::min(file.bytes, position + reader->block_bytes());
+    uint64_t wanted = position + 1;
+    for (size_t i = first; i < next; ++i) wanted = std::max(wanted, demands[i].end);
+    while (next < demands.size() && demands[next].begin < limit &&
+           demands[next].begin <= round_up(wanted)) {
+      wanted = std::max(wanted, demands[next++].end);
+    }
+    const uint64_t until = std::min(limit, round_up(wanted));
+    OUTLAST_ASSIGN_OR_RETURN(const std::span<const std::byte> block, reader->Read(position, until));
+    for (size_t i = first; i < next; ++i) demands[i].Take(position, block);
+    while (first < next && demands[first].runs.done()) ++first;
+    position = until;
+  }
+  return absl::OkStatus();
+}
+
+absl::StatusOr<Extras> CheckpointReader::ExtrasOf(uint32_t rank) const {
+  if (rank >= receipts_.size()) {
+    return Error(absl::StatusCode::kNotFound, "{}: rank {} of a saved world of {}", folder_, rank,
+                 receipts_.size());
+  }
+  return receipts_[rank].extra;
+}
+
+std::vector<Damage> CheckpointReader::VerifyRank(uint32_t rank, IoMode mode) const {
+  return VerifyShard(folder_, receipts_[rank], mode);
+}
+
+std::vector<Damage> CheckpointReader::Verify(IoMode mode) const {
+  std::vector<Damage> damages;
+  for (uint32_t rank = 0; rank < receipts_.size(); ++rank)
+    std::ranges::move(VerifyRank(rank, mode), std::back_inserter(damages));
+  return damages;
+}
+
+std::vector<Damage> VerifyShard(const std::string& folder, const Receipt& receipt, IoMode mode) {
+  std::vector<Damage> damages;
+  if (!receipt.file.has_value()) return damages;
+  const ShardFile& file = *receipt.file;
+  const auto add = [&](uint64_t offset, std::string_view message) {
+    damages.push_back({file.name, offset, std::string(message)});
+  };
+  auto reader = ChunkReader::Open(folder, file, mode);
+  if (!reader.ok()) return add(0, MessageOf(reader.status())), damages;
+  // A chunk at a time where a block is bad, so that each bad chunk is named.
+  for (uint64_t at = 0; at < file.bytes;) {
+    const uint64_t until = std::min(file.bytes, at + reader->block_bytes());
+    if (reader->Read(at, until).ok()) {
+      at = until;
+      continue;
+    }
+    for (; at < until; at = std::min(until, at + file.chunk_bytes)) {
+      const auto chunk = reader->Read(at, std::min(until, at + file.chunk_bytes));
+      if (!chunk.ok()) add(at, MessageOf(chunk.status()));
+    }
+  }
+  const auto header = ReadSafetensors(folder + "/" + file.name);
+  if (!header.ok()) return add(0, MessageOf(header.status())), damages;
+  const std::string why = WhyHeaderDiffers(*header, receipt);
+  if (!why.empty()) add(0, fmt::format("{}/{}: {}", folder, file.name, why));
+  return damages;
+}
+
+std::vector<Damage> VerifyCheckpoint(const std::string& folder, IoMode mode) {
+  std::vector<Damage> damages;
+  const auto manifest = LoadManifest(folder);
+  if (!manifest.ok())
+    return {{std::string(kManifestFile), 0, std::string(MessageOf(manifest.status()))}};
+  for (const ReceiptEntry& entry : manifest->receipts) {
+    const auto receipt = LoadReceipt(folder, *manifest, entry);
+    if (!receipt.ok()) {
+      damages.push_back({entry.name, 0, std::string(MessageOf(receipt.status()))});
+      continue;
+    }
+    std::ranges::move(VerifyShard(folder, *receipt, mode), std::back_inserter(damages));
+  }
+  if (!damages.empty()) return damages;
+  const auto whole = CheckpointReader::Open(folder);  // what only shows over all ranks
+  if (!whole.ok())
+    damages.push_back({std::string(kManifestFile), 0, std::string(MessageOf(whole.status()))});
+  return damages;
+}
+
+}  // namespace outlast

@@ -1,0 +1,120 @@
+// Reads a committed checkpoint: into any layout of boxes, and no byte before its checksum was
+// checked.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "checkpoint/manifest.h"
+#include "checkpoint/plan.h"
+#include "outlast/checkpoint/state.h"
+#include "store/folder.h"
+
+namespace outlast {
+
+// A tensor as the checkpoint holds it.
+struct SavedTensor {
+  std::string name;
+  DType dtype = DType::kF32;
+  Shape global;
+  struct Part {
+    uint32_t rank = 0;  // whose shard
+    Box box;
+    uint64_t begin = 0, end = 0;  // in that shard's data section
+  };
+  std::vector<Part> parts;  // disjoint
+};
+
+// How a state and a checkpoint differ. Names by order.
+struct MatchReport {
+  std::vector<std::string> missing;     // in the state, not in the checkpoint
+  std::vector<std::string> unexpected;  // in the checkpoint, not in the state
+  std::vector<std::string> mismatched;  // "name: BF16 [2, 3], saved F32 [2, 3]"
+  bool is_clean() const { return missing.empty() && unexpected.empty() && mismatched.empty(); }
+  // OK if clean, else kInvalidArgument with the three lists.
+  absl::Status ToStatus(std::string_view checkpoint) const;
+};
+// One report for all ranks: what any rank misses or mismatches, and what no rank expects.
+MatchReport MergeReports(std::span<const MatchReport> ranks);
+
+enum class Strictness : uint8_t {
+  kStrict,    // every name on both sides, with its dtype and shape, or nothing is changed
+  kMatching,  // what matches is read, the rest of the state stays as it is
+};
+
+// One damage found by Verify.
+struct Damage {
+  std::string file;     // relative to the folder
+  uint64_t offset = 0;  // where it begins, for a chunk
+  std::string message;  // with what was found and wanted
+};
+
+// One opened checkpoint. Safe for concurrent use: every call reads with its own descriptor and
+// scratch memory (8 MiB).
+class CheckpointReader {
+ public:
+  // Reads manifest and receipts of folder root/checkpoint, and checks all sizes and self CRCs. No
+  // shard is read. kNotFound: no manifest, or DELETED lies there. kDataLoss: torn or cut files,
+  // named. kInvalidArgument: content that no writer of ours makes, such as a name that leaves the
+  // folder.
+  static absl::StatusOr<std::unique_ptr<CheckpointReader>> Open(const std::string& folder);
+
+  const std::string& folder() const { return folder_; }
+  const Manifest& manifest() const { return manifest_; }
+  const std::vector<Receipt>& receipts() const { return receipts_; }  // by rank
+  std::span<const SavedTensor> tensors() const { return tensors_; }   // by name
+  // The saved tensor of a name or an alias; null: none.
+  const SavedTensor* Find(std::string_view name) const;
+
+  MatchReport Match(const StateView& state) const;
+
+  // Reads the regions of `state`, each in its own box: any world from any world. Nothing is touched
+  // before names, dtypes and shapes matched, and only checked bytes are copied; after kDataLoss,
+  // which names file, offset, and found and wanted CRC, a part of the state may hold this step's
+  // bytes already, so that another source must be read over it. kInvalidArgument: the three lists
+  // (kStrict). The report of what was left out comes back otherwise.
+  absl::StatusOr<MatchReport> ReadState(const StateView& state,
+                                        Strictness strictness = Strictness::kStrict,
+                                        IoMode mode = IoMode::kDirect) const;
+
+  // One region, by the same rules.
+  absl::Status ReadRegion(const Region& region, IoMode mode = IoMode::kDirect) const;
+
+  // The extras that `rank` of the saved world put there. kNotFound: no such rank.
+  absl::StatusOr<Extras> ExtrasOf(uint32_t rank) const;
+
+  // Reads every byte and checks it, and each shard's own header against its receipt. Ranks are
+  // independent: VerifyRank may run on many threads.
+  std::vector<Damage> Verify(IoMode mode = IoMode::kDirect) const;
+  std::vector<Damage> VerifyRank(uint32_t rank, IoMode mode = IoMode::kDirect) const;
+
+ private:
+  struct Demand;
+  CheckpointReader() = default;
+  absl::Status Load();
+  absl::Status IndexTensors();
+  absl::Status ReadFile(uint32_t rank, std::span<Demand> demands, IoMode mode) const;
+  absl::Status ReadRegions(std::span<const Region> regions, IoMode mode) const;
+
+  std::string folder_;
+  Manifest manifest_;
+  std::vector<Receipt> receipts_;
+  std::vector<SavedTensor> tensors_;
+  std::vector<std::pair<std::string, std::string>> aliases_;  // by name
+};
+
+// Reads a rank's shard and checks its size, every chunk, and its own header against the receipt.
+std::vector<Damage> VerifyShard(const std::string& folder, const Receipt& receipt,
+                                IoMode mode = IoMode::kDirect);
+
+// Every damage of a checkpoint folder, whatever it is, sizes and manifest included. Empty: whole.
+std::vector<Damage> VerifyCheckpoint(const std::string& folder, IoMode mode = IoMode::kDirect);
+
+}  // namespace outlast
