@@ -234,6 +234,8 @@ std::string ToolHelp() {
   return "Usage: outlast COMMAND ...\n"
          "\n"
          "  run      run N copies of a program as one job and keep it running\n"
+         "  report   where the time of a run went, and what it trained\n"
+         "  ckpt     list, verify and show checkpoints\n"
          "\n"
          "Each has its own --help. Example:\n"
          "  outlast run -n 4 -- ./trainer --steps 1000\n";

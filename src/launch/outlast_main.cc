@@ -5,11 +5,14 @@
 
 #include <cstdio>
 #include <cstdlib>
+#include <iostream>
 #include <string>
 #include <vector>
 
+#include "checkpoint/ckpt_tool.h"
 #include "launch/agent.h"
 #include "launch/options.h"
+#include "meter/report.h"
 #include "outlast/base/status.h"
 
 namespace outlast {
@@ -57,6 +60,8 @@ int Main(const std::vector<std::string>& arguments) {
   const std::string command = arguments.empty() ? "" : arguments[0];
   const std::vector<std::string> rest(arguments.begin() + (arguments.empty() ? 0 : 1), arguments.end());
   if (command == "run") return Run(rest);
+  if (command == "report") return RunReportTool(rest, std::cout, std::cerr);
+  if (command == "ckpt") return RunCkptTool(rest, std::cout, std::cerr);
   if (command == "--help" || command == "-h" || command == "help") {
     std::fputs(ToolHelp().c_str(), stdout);
     return 0;
