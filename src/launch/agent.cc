@@ -1,0 +1,323 @@
+#include "launch/agent.h"
+
+#include <fcntl.h>
+#include <sys/resource.h>
+#include <sys/signalfd.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <csignal>
+#include <cstring>
+#include <map>
+#include <memory>
+#include <optional>
+#include <utility>
+
+#include "base/error.h"
+#include "base/event_loop.h"
+#include "launch/console.h"
+#include "launch/process.h"
+#include "launch/run_dir.h"
+#include "launch/run_record.h"
+#include "launch/stacks.h"
+#include "launch/worker_environment.h"
+#include "outlast/base/clock.h"
+#include "run/keeper.h"
+
+namespace outlast {
+namespace {
+
+constexpr int kLastLines = 20;
+constexpr size_t kLastLinesBytes = 4 << 10;
+constexpr int kExitControlLost = 84;
+constexpr int kExitInternal = 1;
+constexpr absl::Duration kFinishLimit = absl::Seconds(10);
+
+std::string JobNameOf(const LaunchOptions& options) { return options.job_id.empty() ? "run" : options.job_id; }
+
+std::string NameOf(int signal) {
+  const char* name = sigabbrev_np(signal);
+  return name != nullptr ? fmt::format("SIG{}", name) : fmt::format("signal {}", signal);
+}
+
+// A job with many ranks needs more descriptors than the usual soft limit. Workers keep the limit that we were given: the
+// guardian was forked before.
+void RaiseDescriptorLimit() {
+  rlimit limit{};
+  if (getrlimit(RLIMIT_NOFILE, &limit) != 0) return;
+  limit.rlim_cur = limit.rlim_max;
+  setrlimit(RLIMIT_NOFILE, &limit);
+}
+
+class Agent final : public WorkerHost {
+ public:
+  Agent(const LaunchOptions& options, const Id128& run_id, Guardian& guardian, RunDir run_dir)
+      : options_(options), run_id_(run_id), guardian_(guardian), run_dir_(std::move(run_dir)), record_(run_dir_, options, run_id) {}
+
+  absl::Status SetUp();
+  // SetUp went well.
+  int Run();
+
+  void Spawn(SpawnRequest request) override;
+  void Kill(const KillWorker& kill) override;
+  void Forward(const ForwardSignal& forward) override;
+  void CaptureStacks(const outlast::CaptureStacks& request, std::function<void()> done) override;
+  void OnFault(const RecordFault& record) override;
+  void OnCommit(const CommitGeneration& commit) override;
+  void OnFinish(const FinishJob& finish) override;
+
+ private:
+  struct Worker {
+    SpawnWorker spawn{};
+    pid_t pid = 0;
+    bool signalled = false;  // by us: what happens to it from now on is an effect
+    std::string error_path;
+  };
+
+  absl::Status WatchSignals();
+  void OnSignal();
+  void OnQuit();
+  void OnGuardian();
+  void On(WorkerStarted started);
+  void On(const WorkerExited& exited);
+  void On(const TreeGone& gone) { console_->Retire(gone.incarnation); }
+  void On(const TreeStuck& stuck);
+  void SpawnFailed(const SpawnWorker& worker, const absl::Status& why);
+  absl::Status TrySpawn(SpawnRequest& request);
+  // The slot's process, unless it is another by now.
+  Worker* Find(int slot, uint64_t incarnation);
+  void LoseControl();
+  void Finish(int exit_code, std::string reason);
+
+  const LaunchOptions& options_;
+  const Id128 run_id_;
+  Guardian& guardian_;
+  const RunDir run_dir_;
+  RunRecord record_;
+  std::unique_ptr<EventLoop> loop_;
+  std::unique_ptr<Console> console_;
+  std::unique_ptr<StackTaker> stacks_;
+  std::unique_ptr<Keeper> keeper_;
+  UniqueFd signals_;
+  MasterPorts ports_;
+  std::map<int, Worker> workers_;  // by slot
+  bool any_ran_ = false;
+  int stack_captures_ = 0;
+  std::optional<std::pair<int, std::string>> end_;  // exit code and reason
+};
+
+// --- Life -------------------------------------------------------------------------------------------------------------
+
+absl::Status Agent::SetUp() {
+  RaiseDescriptorLimit();
+  OUTLAST_RETURN_IF_ERROR(WatchSignals());  // before the first thread: all inherit the mask
+  OUTLAST_ASSIGN_OR_RETURN(loop_, EventLoop::Make());
+  OUTLAST_RETURN_IF_ERROR(loop_->Watch(signals_.get(), [this] { OnSignal(); }));
+  OUTLAST_RETURN_IF_ERROR(loop_->Watch(guardian_.fd(), [this] { OnGuardian(); }));
+  OUTLAST_ASSIGN_OR_RETURN(console_, Console::Start(STDOUT_FILENO, STDERR_FILENO));
+  stacks_ = std::make_unique<StackTaker>(*loop_);
+  keeper_ = std::make_unique<Keeper>(*loop_, *this, KeeperOptions{options_.job, run_id_, run_dir_.path()});
+  return keeper_->Start();
+}
+
+int Agent::Run() {
+  loop_->Run();
+  keeper_.reset();
+  stacks_.reset();
+  if (const absl::Status finished = guardian_.Finish(kFinishLimit); !finished.ok()) {
+    console_->Say(fmt::format("outlast: {}", MessageOf(finished)));
+  }
+  if (const absl::Status written = record_.Finished(end_->first, end_->second); !written.ok()) {
+    console_->Say(fmt::format("outlast: the report was not written: {}", MessageOf(written)));
+  }
+  if (end_->first != 0) console_->Say(fmt::format("outlast: exit code {}: {}", end_->first, end_->second));
+  console_->Stop();
+  return end_->first;
+}
+
+void Agent::Finish(int exit_code, std::string reason) {
+  if (end_.has_value()) return;
+  end_ = {exit_code, std::move(reason)};
+  loop_->Stop();
+}
+
+void Agent::OnFinish(const FinishJob& finish) { Finish(finish.exit_code, finish.reason); }
+
+void Agent::LoseControl() {
+  loop_->Unwatch(guardian_.fd());
+  if (end_.has_value()) return;
+  const absl::Status ended = EndDescendants(kFinishLimit);
+  Finish(kExitControlLost, fmt::format("the guardian (process {}) was killed, and with it all workers{}", guardian_.pid(),
+                                       ended.ok() ? std::string() : fmt::format("; {}", MessageOf(ended))));
+}
+
+// --- Signals ----------------------------------------------------------------------------------------------------------
+
+absl::Status Agent::WatchSignals() {
+  sigset_t wanted;
+  sigemptyset(&wanted);
+  for (const int signal : {SIGTERM, SIGINT, SIGHUP, SIGUSR1, SIGUSR2, SIGQUIT}) {
+    struct sigaction before {};
+    sigaction(signal, nullptr, &before);
+    if (before.sa_handler != SIG_IGN) sigaddset(&wanted, signal);  // else nohup's promise holds
+  }
+  if (sigprocmask(SIG_BLOCK, &wanted, nullptr) != 0) return ErrnoStatus(errno, "block signals");
+  signals_ = UniqueFd(signalfd(-1, &wanted, SFD_CLOEXEC | SFD_NONBLOCK));
+  if (!signals_.is_open()) return ErrnoStatus(errno, "make a signalfd");
+  return absl::OkStatus();
+}
+
+void Agent::OnSignal() {
+  signalfd_siginfo info{};
+  while (read(signals_.get(), &info, sizeof info) == static_cast<ssize_t>(sizeof info)) {
+    const int signal = static_cast<int>(info.ssi_signo);
+    if (signal == SIGQUIT) {
+      OnQuit();
+      continue;
+    }
+    console_->Say(fmt::format("outlast: {}: stopping", NameOf(signal)));
+    record_.StopAsked(signal);
+    keeper_->Dispatch(StopAsked{signal});
+  }
+}
+
+void Agent::OnQuit() {
+  outlast::CaptureStacks all{{}, "SIGQUIT"};
+  for (const auto& [slot, worker] : workers_) all.slots.push_back(slot);
+  CaptureStacks(all, [] {});
+}
+
+void Agent::CaptureStacks(const outlast::CaptureStacks& request, std::function<void()> done) {
+  std::vector<StackTarget> targets;
+  for (const int slot : request.slots) {
+    const auto worker = workers_.find(slot);
+    if (worker != workers_.end() && worker->second.pid > 0) targets.push_back({slot, worker->second.pid});
+  }
+  const std::string folder = fmt::format("{}/stacks/{}", run_dir_.path(), ++stack_captures_);
+  stacks_->Take(targets, folder, [this, folder, reason = request.reason, done = std::move(done)] {
+    console_->Say(fmt::format("outlast: stacks ({}): {}", reason, folder));
+    record_.StacksWritten(folder, reason);
+    done();
+  });
+}
+
+// --- Workers ----------------------------------------------------------------------------------------------------------
+
+Agent::Worker* Agent::Find(int slot, uint64_t incarnation) {
+  const auto found = workers_.find(slot);
+  return found != workers_.end() && found->second.spawn.incarnation == incarnation ? &found->second : nullptr;
+}
+
+void Agent::Spawn(SpawnRequest request) {
+  if (const absl::Status spawned = TrySpawn(request); !spawned.ok()) SpawnFailed(request.worker, spawned);
+}
+
+absl::Status Agent::TrySpawn(SpawnRequest& request) {
+  const SpawnWorker& worker = request.worker;
+  OUTLAST_ASSIGN_OR_RETURN(RunDir::LogFiles logs, run_dir_.OpenLogs(worker.generation, worker.slot));
+  const UniqueFd null(open("/dev/null", O_RDONLY | O_CLOEXEC));
+  WorkerPlace place{worker.slot, request.world, worker.incarnation, worker.attempt, options_.job.max_restarts};
+  OUTLAST_ASSIGN_OR_RETURN(place.master_port, ports_.Of(worker.generation));
+  place.job = JobNameOf(options_);
+  place.run_id = run_id_.hex();
+  place.run_dir = run_dir_.path();
+  const bool gets_stdin = options_.stdin_to_rank_0 && worker.slot == 0;
+  OUTLAST_RETURN_IF_ERROR(guardian_.Spawn(
+      {.slot = worker.slot,
+       .incarnation = worker.incarnation,
+       .environment = EnvironmentOf(place),
+       .standard = {gets_stdin ? STDIN_FILENO : null.get(), logs.output.get(), logs.error.get()},
+       .descriptors = {{"OUTLAST_SOCKET_FD", request.socket.get()}, {"OUTLAST_BLACKBOX_FD", request.black_box_fd}}}));
+  const std::string prefix = fmt::format("[{}] ", worker.slot);
+  console_->Follow(worker.incarnation, logs.output_path, prefix, Console::Stream::kOutput);
+  console_->Follow(worker.incarnation, logs.error_path, prefix, Console::Stream::kError);
+  workers_[worker.slot] = {.spawn = worker, .error_path = logs.error_path};
+  return absl::OkStatus();
+}
+
+void Agent::SpawnFailed(const SpawnWorker& worker, const absl::Status& why) {
+  console_->Say(fmt::format("outlast: rank {} could not be started: {}", worker.slot, MessageOf(why)));
+  if (!any_ran_) keeper_->Dispatch(RootRefused{fmt::format("rank {} could not be started: {}", worker.slot, MessageOf(why))});
+  keeper_->OnWorkerEnded(worker.slot, worker.incarnation, {.code = 127});
+}
+
+void Agent::Kill(const KillWorker& kill) {
+  Worker* worker = Find(kill.slot, kill.incarnation);
+  if (worker == nullptr) return;
+  worker->signalled = true;  // before it is sent: whatever it causes comes later
+  const absl::Status sent = kill.how == KillHow::kTerm ? guardian_.Terminate(kill.slot, kill.incarnation)
+                                                       : guardian_.Kill(kill.slot, kill.incarnation);
+  if (!sent.ok()) console_->Say(fmt::format("outlast: rank {}: {}", kill.slot, MessageOf(sent)));
+}
+
+void Agent::Forward(const ForwardSignal& forward) {
+  Worker* worker = Find(forward.slot, forward.incarnation);
+  if (worker == nullptr) return;
+  worker->signalled = true;
+  guardian_.Forward(forward.slot, forward.incarnation, forward.signal).IgnoreError();
+}
+
+void Agent::OnGuardian() {
+  auto report = guardian_.Receive();
+  if (!report.ok() || !report->has_value()) return LoseControl();
+  std::visit([this](auto& one) { On(std::move(one)); }, **report);
+}
+
+void Agent::On(WorkerStarted started) {
+  Worker* worker = Find(started.slot, started.incarnation);
+  if (worker == nullptr) return;
+  worker->pid = started.pid;
+  record_.Started(worker->spawn, started.pid);
+}
+
+void Agent::On(const WorkerExited& exited) {
+  Worker* worker = Find(exited.slot, exited.incarnation);
+  if (worker == nullptr) return;
+  const ProcessEnd end{exited.code, exited.signal, worker->signalled};
+  record_.Ended(exited.slot, exited.incarnation, end, exited.error);
+  worker->pid = 0;
+  if (!exited.error.empty()) {
+    return SpawnFailed(SpawnWorker(worker->spawn), MakeStatus(absl::StatusCode::kUnavailable, exited.error));
+  }
+  any_ran_ = true;
+  keeper_->OnWorkerEnded(exited.slot, exited.incarnation, end);
+}
+
+void Agent::On(const TreeStuck& stuck) {
+  console_->Say(fmt::format("outlast: rank {}: process {} does not end after SIGKILL (uninterruptible sleep)", stuck.slot, stuck.pid));
+}
+
+// --- What the keeper tells --------------------------------------------------------------------------------------------
+
+void Agent::OnFault(const RecordFault& record) {
+  const FaultRecord& fault = record.fault;
+  const auto worker = workers_.find(fault.rank);
+  record_.Faulted(record, worker == workers_.end() ? "" : LastLines(worker->second.error_path, kLastLines, kLastLinesBytes));
+  const std::string weight = fault.victim ? "after a peer" : BudgetText(record);
+  console_->Say(fmt::format("outlast: {} ({}, {}) in generation {}, found by {}", fault.detail, FaultClassName(fault.fault_class), weight,
+                            fault.generation, fault.found_by));
+}
+
+void Agent::OnCommit(const CommitGeneration& commit) {
+  record_.Committed(commit);
+  if (commit.generation > 1) console_->Say(fmt::format("outlast: generation {} with {} ranks", commit.generation, commit.members.size()));
+}
+
+}  // namespace
+
+int RunAgent(const LaunchOptions& options, const Id128& run_id, Guardian& guardian) {
+  auto run_dir = RunDir::Create(options.run_dir, JobNameOf(options), Clock::Real().WallTime(), run_id);
+  if (!run_dir.ok()) {
+    fmt::print(stderr, "outlast: --run-dir '{}': {}; a writable folder wanted\n", options.run_dir, MessageOf(run_dir.status()));
+    return kExitRefused;
+  }
+  fmt::print(stderr, "outlast: RUN_DIR {}\n", run_dir->path());
+  Agent agent(options, run_id, guardian, std::move(*run_dir));
+  if (const absl::Status started = agent.SetUp(); !started.ok()) {
+    fmt::print(stderr, "outlast: the job could not be started: {}\n", MessageOf(started));
+    return kExitInternal;
+  }
+  return agent.Run();
+}
+
+}  // namespace outlast

@@ -1,0 +1,117 @@
+#include "launch/guardian.h"
+
+#include <poll.h>
+#include <sys/prctl.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <csignal>
+
+#include "base/error.h"
+#include "launch/guardian_process.h"
+#include "launch/guardian_wire.h"
+#include "launch/process.h"
+#include "outlast/base/clock.h"
+
+namespace outlast {
+
+absl::StatusOr<std::unique_ptr<Guardian>> Guardian::Fork(const GuardianCommand& command) {
+  if (prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0) != 0) return ErrnoStatus(errno, "become a subreaper");
+  OUTLAST_ASSIGN_OR_RETURN(auto ends, Channel::MakePair());
+  // Blocked from its first instruction: a Ctrl-C between fork and the guardian's own set-up must not end it.
+  sigset_t all, before;
+  sigfillset(&all);
+  sigprocmask(SIG_SETMASK, &all, &before);
+  const pid_t pid = fork();
+  if (pid == 0) {
+    ends.first = Channel();
+    RunGuardian(command, std::move(ends.second));
+    _exit(0);
+  }
+  const int fork_errno = errno;
+  sigprocmask(SIG_SETMASK, &before, nullptr);
+  if (pid < 0) return ErrnoStatus(fork_errno, "fork the guardian");
+  return std::unique_ptr<Guardian>(new Guardian(pid, std::move(ends.first)));
+}
+
+Guardian::~Guardian() { Finish(absl::Seconds(10)).IgnoreError(); }
+
+absl::Status Guardian::Spawn(const WorkerSpec& spec) {
+  PayloadWriter order;
+  order.Int(static_cast<uint8_t>(GuardianOrder::kSpawn)).Int<int32_t>(spec.slot).Int<uint64_t>(spec.incarnation);
+  order.Int(static_cast<uint32_t>(spec.environment.size()));
+  for (const std::string& variable : spec.environment) order.Text(variable);
+  order.Int(static_cast<uint32_t>(spec.descriptors.size()));
+  std::vector<int> fds(spec.standard.begin(), spec.standard.end());
+  for (const auto& [variable, fd] : spec.descriptors) {
+    order.Text(variable);
+    fds.push_back(fd);
+  }
+  return channel_.Send(order.bytes(), fds);
+}
+
+absl::Status Guardian::Order(uint8_t kind, int slot, uint64_t incarnation, int signal) {
+  return channel_.Send(PayloadWriter().Int(kind).Int<int32_t>(slot).Int<uint64_t>(incarnation).Int<int32_t>(signal).bytes());
+}
+
+absl::Status Guardian::Forward(int slot, uint64_t incarnation, int signal) {
+  return Order(static_cast<uint8_t>(GuardianOrder::kForward), slot, incarnation, signal);
+}
+
+absl::Status Guardian::Terminate(int slot, uint64_t incarnation) {
+  return Order(static_cast<uint8_t>(GuardianOrder::kTerminate), slot, incarnation, SIGTERM);
+}
+
+absl::Status Guardian::Kill(int slot, uint64_t incarnation) {
+  return Order(static_cast<uint8_t>(GuardianOrder::kKill), slot, incarnation, SIGKILL);
+}
+
+absl::StatusOr<std::optional<GuardianReport>> Guardian::Receive() {
+  OUTLAST_ASSIGN_OR_RETURN(auto packet, channel_.Receive());
+  if (!packet.has_value()) return std::optional<GuardianReport>();
+  PayloadReader reader(packet->bytes);
+  const auto kind = static_cast<GuardianReportKind>(reader.Int<uint8_t>());
+  const int slot = reader.Int<int32_t>();
+  const auto incarnation = reader.Int<uint64_t>();
+  const int value = reader.Int<int32_t>();
+  const int signal = reader.Int<int32_t>();
+  const std::string error(reader.Text());
+  switch (kind) {
+    case GuardianReportKind::kStarted:
+      if (packet->fds.empty()) break;
+      return std::optional<GuardianReport>(WorkerStarted{slot, incarnation, value, std::move(packet->fds[0])});
+    case GuardianReportKind::kExited:
+      return std::optional<GuardianReport>(WorkerExited{slot, incarnation, value, signal, error});
+    case GuardianReportKind::kGone:
+      return std::optional<GuardianReport>(TreeGone{slot, incarnation});
+    case GuardianReportKind::kStuck:
+      return std::optional<GuardianReport>(TreeStuck{slot, incarnation, value});
+  }
+  return Error(absl::StatusCode::kInternal, "report {} of the guardian: unknown", static_cast<int>(kind));
+}
+
+absl::Status Guardian::Finish(absl::Duration limit) {
+  if (std::exchange(finished_, true)) return absl::OkStatus();
+  // Its handle first: after waitpid the pid may be anybody's.
+  const absl::StatusOr<UniqueFd> process = OpenPidFd(pid_);
+  channel_ = Channel();  // the guardian takes the end of file as the order to end
+  if (process.ok()) {
+    pollfd ended{process->get(), POLLIN, 0};
+    const int64_t deadline = MonotonicNanos() + absl::ToInt64Nanoseconds(limit);
+    int ready;
+    do {
+      const int64_t left = (deadline - MonotonicNanos()) / 1'000'000;
+      ready = poll(&ended, 1, left > 0 ? static_cast<int>(left) : 0);
+    } while (ready < 0 && errno == EINTR);
+    if (ready == 0) {
+      return Error(absl::StatusCode::kDeadlineExceeded, "guardian {}: its workers did not end within {} s", pid_,
+                   absl::ToDoubleSeconds(limit));
+    }
+  }
+  while (waitpid(pid_, nullptr, 0) < 0 && errno == EINTR) {
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace outlast

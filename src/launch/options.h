@@ -1,0 +1,48 @@
+// The command line of `outlast run`.
+#pragma once
+
+#include <iosfwd>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "outlast/elastic/job.h"
+
+namespace outlast {
+
+// Exit code of what was refused before a worker ran.
+inline constexpr int kExitRefused = 85;
+
+struct LaunchOptions {
+  JobOptions job;
+  std::string run_dir = "./outlast-runs";  // RUN_DIR is made in it
+  std::string job_id;                      // empty: the checkpoint root's
+  bool fresh = false;
+  bool take_over = false;
+  bool stdin_to_rank_0 = false;
+  std::vector<std::string> command;  // as given
+};
+
+// What `outlast run ARGUMENTS...` asks for; `help` is filled instead when it asks for help.
+// kInvalidArgument: one line that names the argument, what was found and what is wanted.
+absl::StatusOr<LaunchOptions> ParseLaunchOptions(const std::vector<std::string>& arguments, std::string* help);
+
+// What to execute: an absolute or relative path, and the arguments.
+struct ResolvedCommand {
+  std::string program;
+  std::vector<std::string> arguments;
+};
+// Finds the command as a shell would, on `path` (PATH); a .py file runs under python3.
+// kNotFound, kPermissionDenied: no such file, not executable; named.
+absl::StatusOr<ResolvedCommand> ResolveCommand(const std::vector<std::string>& command, const std::string& path);
+
+// kInvalidArgument: this process was itself started as one of several ranks by another launcher, so that each would
+// start a world of its own. kNotFound: the working directory is gone.
+absl::Status CheckSurroundings(int world);
+
+// The help of the tool as a whole.
+std::string ToolHelp();
+
+}  // namespace outlast

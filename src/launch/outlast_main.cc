@@ -1,0 +1,80 @@
+// The tool `outlast`.
+#include <fcntl.h>
+#include <signal.h>
+#include <unistd.h>
+
+#include <cstdio>
+#include <cstdlib>
+#include <iostream>
+#include <string>
+#include <vector>
+
+#include "checkpoint/ckpt_tool.h"
+#include "launch/agent.h"
+#include "launch/options.h"
+#include "meter/report.h"
+#include "outlast/base/status.h"
+
+namespace outlast {
+namespace {
+
+// Whoever closed them for us must not get our files as the workers' output.
+void OpenStandardFiles() {
+  while (true) {
+    const int fd = open("/dev/null", O_RDWR);
+    if (fd > STDERR_FILENO) {
+      close(fd);
+      return;
+    }
+    if (fd < 0) return;
+  }
+}
+
+int Refuse(const absl::Status& why) {
+  std::fprintf(stderr, "outlast: %s\n", std::string(MessageOf(why)).c_str());
+  return kExitRefused;
+}
+
+int Run(const std::vector<std::string>& arguments) {
+  std::string help;
+  const auto options = ParseLaunchOptions(arguments, &help);
+  if (!options.ok()) return Refuse(options.status());
+  if (!help.empty()) {
+    std::fputs(help.c_str(), stdout);
+    return 0;
+  }
+  if (const absl::Status fits = CheckSurroundings(options->job.world); !fits.ok()) return Refuse(fits);
+  const char* path = std::getenv("PATH");
+  auto command = ResolveCommand(options->command, path != nullptr ? path : "/usr/local/bin:/usr/bin:/bin");
+  if (!command.ok()) return Refuse(command.status());
+
+  const Id128 run_id = Id128::Random();
+  GuardianCommand orders{command->program, command->arguments, run_id.hex(), {}};
+  sigprocmask(SIG_SETMASK, nullptr, &orders.signal_mask);
+  const auto guardian = Guardian::Fork(orders);
+  if (!guardian.ok()) return Refuse(guardian.status());
+  return RunAgent(*options, run_id, **guardian);
+}
+
+int Main(const std::vector<std::string>& arguments) {
+  const std::string command = arguments.empty() ? "" : arguments[0];
+  const std::vector<std::string> rest(arguments.begin() + (arguments.empty() ? 0 : 1), arguments.end());
+  if (command == "run") return Run(rest);
+  if (command == "report") return RunReportTool(rest, std::cout, std::cerr);
+  if (command == "ckpt") return RunCkptTool(rest, std::cout, std::cerr);
+  if (command == "--help" || command == "-h" || command == "help") {
+    std::fputs(ToolHelp().c_str(), stdout);
+    return 0;
+  }
+  const std::string found = command.empty() ? "no command" : "unknown command '" + command + "'";
+  std::fprintf(stderr, "outlast: %s: see outlast --help\n", found.c_str());
+  return kExitRefused;
+}
+
+}  // namespace
+}  // namespace outlast
+
+int main(int argc, char** argv) {
+  outlast::OpenStandardFiles();
+  return outlast::Main({argv + (argc > 0 ? 1 : 0), argv + argc});
+}

@@ -1,0 +1,51 @@
+// RUN_DIR: the folder of one invocation.
+//
+//   <parent>/<job>-<UTC start>-<4 digits of the run id>/   and <parent>/latest, a link to the newest
+//     report.json                           the end: code, reason, root, victims, budgets, times
+//     events.jsonl                          one JSON object a line: every process start and end, fault, commit, stop
+//     logs/g<generation>/rank<r>.{out,err}  what each process wrote; the generation that spawned it
+//     stacks/  boxes/
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <string_view>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/time/time.h"
+#include "outlast/base/fd.h"
+#include "outlast/base/id.h"
+
+namespace outlast {
+
+class RunDir {
+ public:
+  // Makes the folder and its subfolders. The error names the folder that could not be made or written.
+  static absl::StatusOr<RunDir> Create(const std::string& parent, std::string_view job, absl::Time start, const Id128& run_id);
+
+  const std::string& path() const { return path_; }
+
+  // The two files of a worker's output, opened to append. `path` without extension goes to `base`.
+  struct LogFiles {
+    std::string output_path, error_path;
+    UniqueFd output, error;
+  };
+  absl::StatusOr<LogFiles> OpenLogs(uint64_t generation, int rank) const;
+
+  // One line; what does not fit on the disk is lost, never waited for.
+  void AppendEvent(std::string_view json_line) const;
+  // Replaces the report as a whole.
+  absl::Status WriteReport(std::string_view json) const;
+
+ private:
+  RunDir(std::string path, UniqueFd events) : path_(std::move(path)), events_(std::move(events)) {}
+
+  std::string path_;
+  UniqueFd events_;
+};
+
+// The last `lines` lines of a file, at most `bytes` of them; empty when it cannot be read.
+std::string LastLines(const std::string& path, int lines, size_t bytes);
+
+}  // namespace outlast

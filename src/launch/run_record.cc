@@ -1,0 +1,147 @@
+#include "launch/run_record.h"
+
+#include <algorithm>
+#include <nlohmann/json.hpp>
+
+#include "base/error.h"
+#include "outlast/base/clock.h"
+
+namespace outlast {
+namespace {
+
+using nlohmann::ordered_json;
+
+std::string Utc(absl::Time time) { return absl::FormatTime("%Y-%m-%dT%H:%M:%E3SZ", time, absl::UTCTimeZone()); }
+
+std::string Dump(const ordered_json& json, int indent) { return json.dump(indent, ' ', false, ordered_json::error_handler_t::replace); }
+
+ordered_json Describe(const ProcessEnd& end) {
+  ordered_json json;
+  if (end.signal == 0) json["code"] = end.code;
+  if (end.signal != 0) json["signal"] = end.signal;
+  json["by_us"] = end.by_us;
+  return json;
+}
+
+ordered_json Describe(const RecordFault& record, const std::string& last_lines) {
+  const FaultRecord& fault = record.fault;
+  ordered_json json;
+  json["class"] = std::string(FaultClassName(fault.fault_class));
+  json["rank"] = fault.rank;
+  json["generation"] = fault.generation;
+  json["step_reached"] = fault.step_reached;
+  json["step_committed"] = fault.step_committed;
+  json["end"] = Describe(fault.end);
+  json["found_by"] = fault.found_by;
+  json["detail"] = fault.detail;
+  json["root"] = fmt::format("{:016x}", fault.root);
+  json["victim"] = fault.victim;
+  json["budget"] = BudgetText(record);
+  json["last_lines"] = last_lines;
+  return json;
+}
+
+void WriteEvent(const RunDir& run_dir, double seconds, const char* event, const ordered_json& fields) {
+  ordered_json line;
+  line["t"] = seconds;
+  line["at"] = Utc(Clock::Real().WallTime());
+  line["event"] = event;
+  line.update(fields);
+  run_dir.AppendEvent(Dump(line, -1));
+}
+
+}  // namespace
+
+// Restarts, not faults: the one that uses them up is not restarted.
+std::string BudgetText(const RecordFault& record) {
+  return fmt::format("{} of {}", std::min(record.budget_used, record.budget), record.budget);
+}
+
+RunRecord::RunRecord(const RunDir& run_dir, const LaunchOptions& options, const Id128& run_id)
+    : run_dir_(run_dir),
+      options_(options),
+      run_id_(run_id.hex()),
+      started_at_(Clock::Real().WallTime()),
+      started_up_(Clock::Real().Uptime()) {
+  WriteEvent(run_dir_, 0, "start", {{"run_id", run_id_}, {"world", options.job.world}, {"command", options.command}});
+}
+
+double RunRecord::Seconds() const { return absl::ToDoubleSeconds(Clock::Real().Uptime() - started_up_); }
+
+void RunRecord::Started(const SpawnWorker& worker, int pid) {
+  ++spawned_;
+  WriteEvent(run_dir_, Seconds(), "worker_started",
+             {{"rank", worker.slot}, {"incarnation", worker.incarnation}, {"generation", worker.generation},
+              {"attempt", worker.attempt}, {"pid", pid}});
+}
+
+void RunRecord::Ended(int rank, uint64_t incarnation, const ProcessEnd& end, const std::string& error) {
+  ordered_json fields = {{"rank", rank}, {"incarnation", incarnation}};
+  fields.update(Describe(end));
+  if (!error.empty()) fields["error"] = error;
+  WriteEvent(run_dir_, Seconds(), "worker_ended", fields);
+  if (end.by_us && !faults_.empty()) victims_.push_back({rank, end, false});
+}
+
+void RunRecord::Committed(const CommitGeneration& commit) {
+  ++generations_;
+  WriteEvent(run_dir_, Seconds(), "commit", {{"generation", commit.generation}, {"members", commit.members}});
+}
+
+void RunRecord::Faulted(const RecordFault& record, const std::string& last_lines) {
+  if (record.fault.victim) {
+    victims_.push_back({record.fault.rank, record.fault.end, true});
+  } else {
+    victims_.clear();
+  }
+  faults_.push_back({record, last_lines, Clock::Real().WallTime()});
+  WriteEvent(run_dir_, Seconds(), "fault", Describe(record, last_lines));
+}
+
+void RunRecord::StopAsked(int signal) {
+  stop_signals_.push_back(signal);
+  WriteEvent(run_dir_, Seconds(), "stop_asked", {{"signal", signal}});
+}
+
+void RunRecord::StacksWritten(const std::string& folder, const std::string& reason) {
+  WriteEvent(run_dir_, Seconds(), "stacks", {{"folder", folder}, {"reason", reason}});
+}
+
+absl::Status RunRecord::Finished(int exit_code, const std::string& reason) {
+  WriteEvent(run_dir_, Seconds(), "finish", {{"exit_code", exit_code}, {"reason", reason}});
+  ordered_json report;
+  report["version"] = 1;
+  report["job"] = options_.job_id;
+  report["run_id"] = run_id_;
+  report["run_dir"] = run_dir_.path();
+  report["command"] = options_.command;
+  report["world"] = options_.job.world;
+  report["started_at"] = Utc(started_at_);
+  report["ended_at"] = Utc(Clock::Real().WallTime());
+  report["wall_seconds"] = Seconds();
+  report["exit_code"] = exit_code;
+  report["reason"] = reason;
+  report["generations"] = generations_;
+  report["restarts"] = std::max(0, spawned_ - options_.job.world);
+  report["stop_signals"] = stop_signals_;
+  report["root"] = nullptr;  // the fault that ended the job; null where none did
+  report["budget"] = fmt::format("0 of {}", options_.job.max_restarts);
+  report["faults"] = ordered_json::array();
+  for (const Fault& fault : faults_) {
+    ordered_json json = Describe(fault.record, fault.last_lines);
+    json["at"] = Utc(fault.at);
+    report["faults"].push_back(json);
+    if (fault.record.fault.victim) continue;
+    report["budget"] = json["budget"];
+    if (exit_code != 0 && stop_signals_.empty()) report["root"] = json;
+  }
+  report["victims"] = ordered_json::array();  // those who ended after the last fault that counts
+  for (const Victim& victim : victims_) {
+    ordered_json json = {{"rank", victim.rank}, {"how", victim.after_a_peer ? "failed after a peer" : "stopped by us"}};
+    json.update(Describe(victim.end));
+    report["victims"].push_back(json);
+  }
+  return run_dir_.WriteReport(Dump(report, 2) + "\n");
+}
+
+}  // namespace outlast

@@ -1,0 +1,64 @@
+// What a run leaves for people and programs: events.jsonl while it goes, report.json at its end.
+//
+// events.jsonl, one object a line: `t` (seconds since the start, steady clock), `at` (UTC), `event`, and its fields:
+//   start, worker_started, worker_ended, commit, fault, stop_asked, stacks, finish
+// report.json: version 1; see Write. Text that is no UTF-8 has U+FFFD in its place.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/time/time.h"
+#include "launch/options.h"
+#include "launch/run_dir.h"
+#include "outlast/base/id.h"
+#include "outlast/elastic/job.h"
+
+namespace outlast {
+
+// How much of its budget is used with this fault: "1 of 3".
+std::string BudgetText(const RecordFault& record);
+
+// Not safe for concurrent use.
+class RunRecord {
+ public:
+  RunRecord(const RunDir& run_dir, const LaunchOptions& options, const Id128& run_id);
+
+  void Started(const SpawnWorker& worker, int pid);
+  void Ended(int rank, uint64_t incarnation, const ProcessEnd& end, const std::string& error);
+  void Committed(const CommitGeneration& commit);
+  void Faulted(const RecordFault& record, const std::string& last_lines);
+  void StopAsked(int signal);
+  void StacksWritten(const std::string& folder, const std::string& reason);
+  // Writes report.json.
+  absl::Status Finished(int exit_code, const std::string& reason);
+
+ private:
+  struct Fault {
+    RecordFault record;
+    std::string last_lines;
+    absl::Time at;
+  };
+  struct Victim {
+    int rank;
+    ProcessEnd end;
+    bool after_a_peer;  // failed by itself after a peer; else we stopped it
+  };
+
+  double Seconds() const;
+
+  const RunDir& run_dir_;
+  const LaunchOptions& options_;
+  const std::string run_id_;
+  const absl::Time started_at_;
+  const absl::Duration started_up_;
+  std::vector<Fault> faults_;
+  std::vector<Victim> victims_;  // since the last fault that counts
+  std::vector<int> stop_signals_;
+  uint64_t generations_ = 0;
+  int spawned_ = 0;
+};
+
+}  // namespace outlast

@@ -1,0 +1,100 @@
+#include "launch/options.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include "outlast/base/status.h"
+
+namespace outlast {
+namespace {
+
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+
+std::string RefusalOf(std::vector<std::string> arguments) {
+  std::string help;
+  const auto options = ParseLaunchOptions(arguments, &help);
+  if (options.ok()) return "accepted";
+  return std::string(MessageOf(options.status()));
+}
+
+TEST(ParseLaunchOptions, TakesTheCommandBehindTheDashes) {
+  std::string help;
+  const auto options = ParseLaunchOptions({"-n", "4", "--grace", "2.5", "--max-restarts=0", "--", "sh", "-c", "exit 3"}, &help);
+  ASSERT_TRUE(options.ok()) << options.status();
+  EXPECT_EQ(options->job.world, 4);
+  EXPECT_EQ(options->job.grace, absl::Milliseconds(2500));
+  EXPECT_EQ(options->job.max_restarts, 0);
+  EXPECT_THAT(options->command, ElementsAre("sh", "-c", "exit 3"));
+}
+
+TEST(ParseLaunchOptions, TakesTheCommandAtTheFirstWordThatIsNoFlag) {
+  std::string help;
+  const auto options = ParseLaunchOptions({"-n", "2", "train.py", "--lr", "3", "-n", "9"}, &help);
+  ASSERT_TRUE(options.ok()) << options.status();
+  EXPECT_EQ(options->job.world, 2);
+  EXPECT_THAT(options->command, ElementsAre("train.py", "--lr", "3", "-n", "9"));
+}
+
+TEST(ParseLaunchOptions, ReadsListsAndRangesOfCodes) {
+  std::string help;
+  const auto options = ParseLaunchOptions({"-n1", "--no-retry", "7,9", "--retry", "128-130", "--", "x"}, &help);
+  ASSERT_TRUE(options.ok()) << options.status();
+  EXPECT_THAT(options->job.no_retry_codes, ElementsAre(7, 9));
+  EXPECT_THAT(options->job.retry_codes, ElementsAre(128, 129, 130));
+}
+
+TEST(ParseLaunchOptions, GivesRankZeroTheInputOnlyWhenItIsAloneOrAsked) {
+  std::string help;
+  EXPECT_TRUE(ParseLaunchOptions({"-n", "1", "x"}, &help)->stdin_to_rank_0);
+  EXPECT_FALSE(ParseLaunchOptions({"-n", "2", "x"}, &help)->stdin_to_rank_0);
+  EXPECT_TRUE(ParseLaunchOptions({"-n", "2", "--stdin", "0", "x"}, &help)->stdin_to_rank_0);
+  EXPECT_FALSE(ParseLaunchOptions({"-n", "1", "--stdin", "none", "x"}, &help)->stdin_to_rank_0);
+}
+
+TEST(ParseLaunchOptions, NamesWhatItRefusesAndWhatItWants) {
+  EXPECT_EQ(RefusalOf({"-n", "0", "x"}), "-n '0': a whole number from 1 to 4096 wanted");
+  EXPECT_EQ(RefusalOf({"-n", "two", "x"}), "-n 'two': a whole number from 1 to 4096 wanted");
+  EXPECT_EQ(RefusalOf({"-n", "-2", "x"}), "-n '-2': a whole number from 1 to 4096 wanted");
+  EXPECT_THAT(RefusalOf({"-n", "2", "--max-restarts", "-1", "x"}), HasSubstr("--max-restarts '-1': a whole number from 0"));
+  EXPECT_EQ(RefusalOf({"-n", "2", "--grace", "-3", "x"}), "--grace '-3': seconds, 0 or more wanted");
+  EXPECT_EQ(RefusalOf({"-n", "2", "--grace", "nan", "x"}), "--grace 'nan': seconds, 0 or more wanted");
+  EXPECT_THAT(RefusalOf({"-n", "2", "--no-retry", "300", "x"}), HasSubstr("--no-retry '300': exit codes from 1 to 255"));
+  EXPECT_THAT(RefusalOf({"-n", "2", "--no-retry", "9-3", "x"}), HasSubstr("--no-retry '9-3'"));
+  EXPECT_EQ(RefusalOf({"-n", "2", "--frobnicate", "x"}), "unknown flag '--frobnicate': see outlast run --help");
+  EXPECT_THAT(RefusalOf({"-n", "2", "--stdin", "3", "x"}), HasSubstr("none or 0 wanted"));
+  EXPECT_THAT(RefusalOf({"-n", "2", "--job", "a/b", "x"}), HasSubstr("--job 'a/b'"));
+  EXPECT_THAT(RefusalOf({"-n", "2", "--job", "..", "x"}), HasSubstr("--job '..'"));
+  EXPECT_THAT(RefusalOf({"-n", "2", "--job", "", "x"}), HasSubstr("--job"));
+  EXPECT_THAT(RefusalOf({"--", "x"}), HasSubstr("-n is missing"));
+  EXPECT_THAT(RefusalOf({"-n", "2"}), HasSubstr("no command"));
+  EXPECT_THAT(RefusalOf({"-n", "2", "--"}), HasSubstr("no command"));
+  EXPECT_THAT(RefusalOf({"-n", "2", "--grace"}), HasSubstr("--grace"));
+}
+
+TEST(ParseLaunchOptions, HelpsWithAnExample) {
+  std::string help;
+  ASSERT_TRUE(ParseLaunchOptions({"--help"}, &help).ok());
+  EXPECT_THAT(help, HasSubstr("outlast run -n N [FLAGS] -- CMD"));
+  EXPECT_THAT(help, HasSubstr("Example:"));
+}
+
+TEST(ResolveCommand, RunsPythonFilesUnderPython) {
+  const std::string script = ::testing::TempDir() + "/outlast_options_test.py";
+  fclose(fopen(script.c_str(), "w"));
+  const auto resolved = ResolveCommand({script, "--lr"}, "/usr/bin:/bin");
+  ASSERT_TRUE(resolved.ok()) << resolved.status();
+  EXPECT_EQ(resolved->program, "/usr/bin/python3");
+  EXPECT_THAT(resolved->arguments, ElementsAre("python3", "-u", script, "--lr"));
+}
+
+TEST(ResolveCommand, NamesACommandThatIsMissingOrNotExecutable) {
+  EXPECT_EQ(MessageOf(ResolveCommand({"no-such-command"}, "/bin").status()), "command 'no-such-command': not found in PATH");
+  EXPECT_EQ(MessageOf(ResolveCommand({"/no/such"}, "/bin").status()), "command '/no/such': no such file");
+  EXPECT_EQ(MessageOf(ResolveCommand({"/etc/passwd"}, "/bin").status()), "command '/etc/passwd': the file is not executable");
+  EXPECT_THAT(MessageOf(ResolveCommand({"/etc"}, "/bin").status()), HasSubstr("not a file"));
+  EXPECT_EQ(ResolveCommand({"no-such.py"}, "/bin").status().code(), absl::StatusCode::kNotFound);
+}
+
+}  // namespace
+}  // namespace outlast
