@@ -51,7 +51,7 @@ absl::StatusOr<std::string> Generation::Get(std::string_view key, absl::Duration
 
 absl::StatusOr<Mapping> Generation::SharedMemory(std::string_view name, size_t bytes) {
   OUTLAST_RETURN_IF_ERROR(CheckKey("name of shared memory", name));
-  const PayloadWriter payload = PayloadWriter().Text(name).Int(uint64_t{bytes}).Int(uint8_t{0});
+  const PayloadWriter payload = PayloadWriter().Text(name).Int(uint64_t{bytes}).Int(SharedScope::kGeneration);
   OUTLAST_ASSIGN_OR_RETURN(const Message answer,
                            state_->link().Call(MessageKind::kSharedMemory, number_, payload.bytes(), kKeeperSlack));
   if (answer.fds.size() != 1) {

@@ -1,5 +1,9 @@
 #include "run/generation_store.h"
 
+#include <unistd.h>
+
+#include <algorithm>
+#include <array>
 #include <cstdio>
 #include <limits>
 #include <memory>
@@ -55,7 +59,7 @@ const std::string* GenerationStore::Find(std::string_view key) const {
   return found == values_.end() ? nullptr : &found->second;
 }
 
-absl::StatusOr<int> GenerationStore::SharedMemory(std::string_view name, uint64_t bytes) {
+absl::StatusOr<int> GenerationStore::SharedMemory(std::string_view name, uint64_t bytes, Contents contents) {
   OUTLAST_RETURN_IF_ERROR(CheckName("name of shared memory", name));
   if (const auto found = memories_.find(name); found != memories_.end()) {
     if (found->second.bytes == bytes) return found->second.fd.get();
@@ -63,12 +67,24 @@ absl::StatusOr<int> GenerationStore::SharedMemory(std::string_view name, uint64_
                  found->second.bytes);
   }
   if (bytes == 0) return Error(absl::StatusCode::kInvalidArgument, "shared memory '{}': 0 bytes asked for, at least 1 wanted", name);
+  OUTLAST_ASSIGN_OR_RETURN(UniqueFd fd, Allocate(name, bytes, contents));
+  return memories_.emplace(name, Memory{std::move(fd), bytes}).first->second.fd.get();
+}
+
+absl::StatusOr<UniqueFd> GenerationStore::Allocate(std::string_view name, uint64_t bytes, Contents contents) {
+  const auto spare = spares_.find(name);
+  if (contents == Contents::kDirty && spare != spares_.end() && spare->second.bytes == bytes) {
+    const std::array<char, kCleanBytes> zeros{};
+    const size_t clean = std::min<size_t>(bytes, zeros.size());
+    UniqueFd fd = std::move(spare->second.fd);
+    spares_.erase(spare);
+    if (pwrite(fd.get(), zeros.data(), clean, 0) == static_cast<ssize_t>(clean)) return fd;
+  }
   if (const uint64_t available = AvailableMemoryBytes(); bytes > available || memories_.size() >= kMaxMemories) {
     return Error(absl::StatusCode::kResourceExhausted, "shared memory '{}': {} bytes asked for, {} available, {} others", name,
                  bytes, available, memories_.size());
   }
-  OUTLAST_ASSIGN_OR_RETURN(UniqueFd fd, MakeSealedMemory("outlast-shared", bytes));
-  return memories_.emplace(name, Memory{std::move(fd), bytes}).first->second.fd.get();
+  return MakeSealedMemory("outlast-shared", bytes);
 }
 
 }  // namespace outlast

@@ -5,6 +5,7 @@
 #include <map>
 #include <string>
 #include <string_view>
+#include <utility>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
@@ -14,6 +15,7 @@ namespace outlast {
 
 inline constexpr size_t kMaxKeyBytes = 256;
 inline constexpr size_t kMaxValueBytes = 64 << 10;
+inline constexpr size_t kCleanBytes = 4096;
 
 // Not safe for concurrent use.
 class GenerationStore {
@@ -22,18 +24,25 @@ class GenerationStore {
   absl::Status Put(std::string_view key, std::string_view value);
   // Null when nobody has put it.
   const std::string* Find(std::string_view key) const;
+  // Memory of a store that nobody uses any more may be given out again, dirty but for its first kCleanBytes.
+  void TakeOver(GenerationStore& old) { spares_ = std::move(old.memories_); }
   // A memfd, which the first call makes. kInvalidArgument: another size than it has. kResourceExhausted: more than the
   // machine has available.
-  absl::StatusOr<int> SharedMemory(std::string_view name, uint64_t bytes);
+  enum class Contents { kZero, kDirty };
+  absl::StatusOr<int> SharedMemory(std::string_view name, uint64_t bytes, Contents contents);
 
  private:
   struct Memory {
     UniqueFd fd;
     uint64_t bytes;
   };
+  using Memories = std::map<std::string, Memory, std::less<>>;
+  absl::StatusOr<UniqueFd> Allocate(std::string_view name, uint64_t bytes, Contents contents);
+
   std::map<std::string, std::string, std::less<>> values_;
   size_t value_bytes_ = 0;
-  std::map<std::string, Memory, std::less<>> memories_;
+  Memories memories_;
+  Memories spares_;
 };
 
 }  // namespace outlast

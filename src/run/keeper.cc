@@ -258,7 +258,9 @@ void Keeper::Impl::Abort(const AbortGeneration& abort) {
 
 void Keeper::Impl::Commit(const CommitGeneration& commit) {
   commit_ = commit;
-  of_generation_ = std::make_unique<GenerationStore>();
+  auto store = std::make_unique<GenerationStore>();
+  store->TakeOver(*of_generation_);
+  of_generation_ = std::move(store);
   stop_.reset();
   for (Slot& slot : slots_) AgentWords(*slot.box).SetStopStep(0);
   for (KeeperExtension* extension : extensions_) extension->OnCommit(commit_);
@@ -433,6 +435,7 @@ absl::Status Keeper::Impl::HandleEvent(int number, const Message& message) {
   const auto step = reader.Int<int64_t>();
   if (!reader.ok()) return Malformed(message);
   Dispatch(WorkerStopped{number, slot.incarnation, step});
+  if (extensions_.empty()) Dispatch(StopPersisted{.step = step, .durable = false});  // nobody here writes it
   return absl::OkStatus();
 }
 
@@ -501,8 +504,7 @@ absl::Status Keeper::Impl::StopAnswer(int number, const Message& message) {
   const auto on_time = reader.Int<uint8_t>();
   const auto step = reader.Int<int64_t>();
   if (!reader.ok()) return Malformed(message);
-  if (!stop_.has_value() || stop_->step != stop) return absl::OkStatus();  // to an earlier question
-  Dispatch(StopAnswered{number, At(number).incarnation, on_time != 0, step});
+  Dispatch(StopAnswered{number, At(number).incarnation, on_time != 0, step, stop});
   return absl::OkStatus();
 }
 
@@ -561,9 +563,12 @@ absl::Status Keeper::Impl::Share(int number, const Message& message) {
   PayloadReader reader(message.payload);
   const std::string_view name = reader.Text();
   const auto bytes = reader.Int<uint64_t>();
-  const auto of_job = reader.Int<uint8_t>() != 0;
-  if (!reader.ok() || message.request == 0 || (!of_job && message.generation == 0)) return Malformed(message);
-  const auto memory = (of_job ? of_job_ : *of_generation_).SharedMemory(name, bytes);
+  const auto scope = static_cast<SharedScope>(reader.Int<uint8_t>());
+  const bool of_job = scope == SharedScope::kJob;
+  if (!reader.ok() || scope > SharedScope::kGenerationDirty || message.request == 0 || (!of_job && message.generation == 0)) return Malformed(message);
+  const auto contents =
+      scope == SharedScope::kGenerationDirty ? GenerationStore::Contents::kDirty : GenerationStore::Contents::kZero;
+  const auto memory = (of_job ? of_job_ : *of_generation_).SharedMemory(name, bytes, contents);
   if (!memory.ok()) {
     Answer(number, message.request, memory.status(), {}, {});
     return absl::OkStatus();

@@ -9,18 +9,21 @@
 
 namespace outlast {
 
-absl::StatusOr<std::unique_ptr<KeeperThread>> KeeperThread::Start(WorkerHost& host, KeeperOptions options,
-                                                                  const std::function<void(Keeper&)>& prepare) {
+absl::StatusOr<std::unique_ptr<KeeperThread>> KeeperThread::Make(WorkerHost& host, KeeperOptions options) {
   std::unique_ptr<KeeperThread> self(new KeeperThread);
   OUTLAST_ASSIGN_OR_RETURN(self->loop_, EventLoop::Make());
   self->keeper_ = std::make_unique<Keeper>(*self->loop_, host, std::move(options));
-  if (prepare) prepare(*self->keeper_);
-  OUTLAST_RETURN_IF_ERROR(self->keeper_->Start());
   self->thread_ = std::thread([loop = self->loop_.get()] {
     pthread_setname_np(pthread_self(), "outlast-keeper");
     loop->Run();
   });
   return self;
+}
+
+absl::Status KeeperThread::Start() {
+  absl::Status started;
+  RunOnLoop([&] { started = keeper_->Start(); });
+  return started;
 }
 
 KeeperThread::~KeeperThread() {

@@ -13,10 +13,10 @@ namespace outlast {
 
 class KeeperThread {
  public:
-  // `prepare` attaches extensions before the job starts. `host` must outlive this; the keeper calls it on the thread, and
-  // before it (the first spawns).
-  static absl::StatusOr<std::unique_ptr<KeeperThread>> Start(WorkerHost& host, KeeperOptions options,
-                                                             const std::function<void(Keeper&)>& prepare);
+  // The loop runs; the job does not yet. `host` must outlive this; the keeper calls it on the loop's thread.
+  static absl::StatusOr<std::unique_ptr<KeeperThread>> Make(WorkerHost& host, KeeperOptions options);
+  // Starts the job: returns when the first workers were spawned.
+  absl::Status Start();
   // Stops the loop and joins the thread.
   ~KeeperThread();
 

@@ -12,14 +12,14 @@ absl::StatusOr<std::unique_ptr<LocalKeeper>> LocalKeeper::Start() {
   KeeperOptions options;
   options.job.world = 1;
   options.run_id = Id128::Random();
+  OUTLAST_ASSIGN_OR_RETURN(self->thread_, KeeperThread::Make(*self, std::move(options)));
   absl::Status watched;
-  auto thread = KeeperThread::Start(*self, std::move(options), [&](Keeper& keeper) {
+  self->thread_->RunOnLoop([&] {
     if (!self->signals_.has_value()) return;
-    watched = keeper.loop().Watch(self->signals_->fd(), [host = self.get()] { host->OnSignals(); });
+    watched = self->keeper().loop().Watch(self->signals_->fd(), [host = self.get()] { host->OnSignals(); });
   });
-  OUTLAST_RETURN_IF_ERROR(thread.status());
-  self->thread_ = std::move(*thread);
   OUTLAST_RETURN_IF_ERROR(watched);
+  OUTLAST_RETURN_IF_ERROR(self->thread_->Start());
   if (!self->socket_.is_open()) return Error(absl::StatusCode::kInternal, "the keeper of this process did not make a socket");
   return self;
 }
@@ -44,6 +44,7 @@ void LocalKeeper::EndWorker(int slot, uint64_t incarnation, const ProcessEnd& en
 // A stop that was not served in time ends the process as the signal would have without us. Else there is nothing to
 // gain from killing a program that nobody starts again: it is cut off, and hears so at its next generation.
 void LocalKeeper::Kill(const KillWorker& kill) {
+  if (trainer_left_.load()) return;
   if (stop_signal_ != 0) {
     fmt::print(stderr, "outlast: signal {}: {}; the process ends without a save of its own\n", stop_signal_, kill.reason);
     StopSignals::EndProcessBy(stop_signal_);

@@ -1,6 +1,7 @@
 // The keeper of a world of one without an agent: a thread of the trainer's own process.
 #pragma once
 
+#include <atomic>
 #include <memory>
 #include <optional>
 
@@ -21,6 +22,9 @@ class LocalKeeper final : public WorkerHost {
   UniqueFd TakeSocket() { return std::move(socket_); }
   UniqueFd TakeBlackBox() { return std::move(black_box_); }
 
+  // The trainer is out of ForEachGeneration for good: from now on nothing ends its process but a second SIGINT.
+  void OnTrainerLeft() { trainer_left_.store(true); }
+
   void Spawn(SpawnRequest request) override;
   void Kill(const KillWorker& kill) override;
   void Forward(const ForwardSignal&) override {}
@@ -36,6 +40,7 @@ class LocalKeeper final : public WorkerHost {
   std::optional<StopSignals> signals_;
   int stop_signal_ = 0;  // the loop's thread
   bool spawned_ = false;
+  std::atomic<bool> trainer_left_{false};
   UniqueFd socket_;
   UniqueFd black_box_;
   std::unique_ptr<KeeperThread> thread_;

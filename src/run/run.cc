@@ -35,31 +35,45 @@ bool Run::is_aborted() const { return state_->running() != 0 && !state_->Check(s
 absl::StatusOr<Run::StepVerdict> Run::CompleteStep(int64_t step) { return state_->CompleteStep(step); }
 void Run::MarkStopped(int64_t step) { state_->MarkStopped(step); }
 
+namespace {
+
+absl::StatusOr<Membership> NextMembership(Run& run, RunState& state, StagedOutcome outcome, std::string_view message) {
+  if (!state.has_keeper()) return state.OnlyMembership();
+  // Waiting for others is no work of this rank's.
+  const SectionScope waiting = run.Section("await_generation", {.phase = Phase::kIdle, .limit = absl::InfiniteDuration()});
+  return state.WaitForMembership(outcome, message);
+}
+
+// One generation's body, and how it left.
+absl::Status RunBody(const std::shared_ptr<RunState>& state, const Membership& membership,
+                     const std::function<absl::Status(Generation&)>& body) {
+  absl::Status left;
+  {
+    Generation generation(state, membership.generation, membership.rank, membership.world);
+    left = body(generation);
+  }
+  state->Leave();
+  return left;
+}
+
+}  // namespace
+
 absl::Status Run::ForEachGeneration(const std::function<absl::Status(Generation&)>& body) {
   StagedOutcome outcome = StagedOutcome::kFresh;
-  std::string message;
-  while (true) {
-    Membership membership;
-    if (state_->has_keeper()) {
-      // Waiting for others is no work of this rank's.
-      const SectionScope waiting = Section("await_generation", {.phase = Phase::kIdle, .limit = absl::InfiniteDuration()});
-      OUTLAST_ASSIGN_OR_RETURN(membership, state_->WaitForMembership(outcome, message));
-    } else {
-      membership = state_->OnlyMembership();
+  absl::Status left;
+  do {
+    absl::StatusOr<Membership> membership = NextMembership(*this, *state_, outcome, MessageOf(left));
+    if (!membership.ok()) {
+      left = membership.status();
+      break;
     }
-    absl::Status left;
-    {
-      Generation generation(state_, membership.generation, membership.rank, membership.world);
-      left = body(generation);
-    }
-    state_->Leave();
-    const bool ended = left.ok() || absl::IsAborted(left);
-    if (state_->stopped() && ended) return absl::OkStatus();
-    if (left.ok()) state_->NotifyFinished();
-    if (!absl::IsAborted(left) || !state_->has_keeper()) return left;
-    outcome = state_->WasAborted(membership.generation) ? StagedOutcome::kAborted : StagedOutcome::kUncaused;
-    message = MessageOf(left);
-  }
+    left = RunBody(state_, *membership, body);
+    outcome = state_->WasAborted(membership->generation) ? StagedOutcome::kAborted : StagedOutcome::kUncaused;
+  } while (absl::IsAborted(left) && !state_->stopped() && state_->has_keeper());
+  if (state_->stopped() && absl::IsAborted(left)) left = absl::OkStatus();
+  if (left.ok() && !state_->stopped()) state_->NotifyFinished();
+  state_->NotifyLeft();
+  return left;
 }
 
 SectionScope Run::Section(std::string_view name, const SectionOptions& options) {

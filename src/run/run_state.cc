@@ -377,7 +377,7 @@ void RunState::AnswerStop(int64_t stop, bool on_time, int64_t step) {
 // The promise "on time" and the step that breaks it are decided under one lock: after a promise of S this rank cannot
 // complete S without waiting, and after completing S it cannot promise it.
 absl::StatusOr<Run::StepVerdict> RunState::CompleteStep(int64_t step) {
-  OUTLAST_RETURN_IF_ERROR(Check(running()));
+  if (const uint64_t generation = running(); generation != 0) OUTLAST_RETURN_IF_ERROR(Check(generation));
   progress_.SetStep(static_cast<uint64_t>(std::max<int64_t>(0, step)));
   std::optional<int64_t> missed;
   {

@@ -59,6 +59,10 @@ class RunState {
   Membership OnlyMembership();
   void Leave() { running_.store(0, std::memory_order_release); }
   void NotifyFinished();
+  // ForEachGeneration returned.
+  void NotifyLeft() {
+    if (local_keeper_ != nullptr) local_keeper_->OnTrainerLeft();
+  }
   uint64_t running() const { return running_.load(std::memory_order_acquire); }
 
   // Two loads where all is well.

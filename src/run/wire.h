@@ -23,7 +23,7 @@ enum class MessageKind : uint16_t {
   kFinished = 3,       // the body returned OK
   kPut = 4,            // Text key, Text value
   kGet = 5,            // Text key, i64 timeout ns; answer: Text value
-  kSharedMemory = 6,   // Text name, u64 bytes, u8 scope (0 generation, 1 job); answer: one descriptor
+  kSharedMemory = 6,   // Text name, u64 bytes, u8 scope (SharedScope); answer: one descriptor
   kStopAnswer = 7,     // i64 stop step, u8 on time, i64 the step where the rank is
   kStopped = 8,        // i64 step: sealed, unwinding
   kWatch = 9,          // the watchdog's options: Text (JSON); the keeper starts to judge
@@ -52,6 +52,12 @@ enum class StagedOutcome : uint32_t {
   kFresh = 0,     // it has not entered a generation yet
   kAborted = 1,   // its body unwound because the generation was aborted
   kUncaused = 2,  // its body returned kAborted though nobody had aborted the generation
+};
+
+enum class SharedScope : uint8_t {
+  kGeneration = 0,       // all zero
+  kJob = 1,              // zero when made; as it was left for later ones
+  kGenerationDirty = 2,  // the first 4 KiB are zero, the rest may be what an older generation left: no allocation
 };
 
 struct Message {
