@@ -13,10 +13,6 @@ namespace outlast {
 Monitor::Monitor(Keeper& keeper, WorkerHost& host, MonitorListener listener)
     : keeper_(keeper), host_(host), listener_(std::move(listener)) {}
 
-Monitor::~Monitor() {
-  if (timer_) keeper_.loop().Cancel(*timer_);
-}
-
 // ---- What the keeper tells -------------------------------------------------------------------------------------------
 
 // Every rank asks; the first one's options hold.
@@ -53,7 +49,7 @@ void Monitor::OnCommit(const CommitGeneration& commit) {
 void Monitor::ArmFor(const CommitGeneration& commit) {
   state_->Arm(commit.generation);
   frozen_ = FreezeReason::kNone;
-  if (timer_) return;
+  if (is_scheduled_) return;
   due_ = Clock::Real().Uptime();
   Schedule();
 }
@@ -73,8 +69,10 @@ void Monitor::OnWorkerEnded(int slot) {
 void Monitor::Schedule() {
   // At a steady pace, so that a poll's own cost does not stretch it; after a delay from now on.
   due_ = std::max(due_ + options_.poll, Clock::Real().Uptime());
-  timer_ = keeper_.loop().RunAt(due_, [this] {
-    timer_.reset();
+  is_scheduled_ = true;
+  keeper_.loop().RunAt(due_, [this, alive = std::weak_ptr<const bool>(alive_)] {
+    if (alive.expired()) return;
+    is_scheduled_ = false;
     PollNow();
     if (state_->is_armed()) Schedule();
   });

@@ -109,6 +109,11 @@ inline RankLook Within(RankLook look, absl::Duration limit, LimitSource source) 
 // Looks that stay alive, and pairs of them.
 class Looks {
  public:
+  Looks() = default;
+  // Moves only: the pairs point into what is kept.
+  Looks(Looks&&) = default;
+  Looks& operator=(Looks&&) = default;
+
   // The rank did not move between the looks.
   void Add(const RankLook& look) { Add(look, look); }
   void Add(const RankLook& first, const RankLook& second) {
