@@ -9,6 +9,7 @@
 #include <filesystem>
 
 #include "outlast/base/clock.h"
+#include "outlast/base/status.h"
 #include "outlast/testing/local_world.h"
 #include "outlast/watch/watchdog.h"
 
@@ -68,7 +69,7 @@ TEST(Monitor, EndsTheGenerationOfARankThatBlocksWithTheEvidenceOnDisk) {
   };
   testing::LocalWorld world(2, options);
 
-  const testing::LocalWorldResult result = world.Run([](Run& run) { return BlockOnce(run, WatchMode::kAct); });
+  const testing::LocalWorldResult result = world.Run([](outlast::Run& run) { return BlockOnce(run, WatchMode::kAct); });
 
   EXPECT_EQ(result.exit_code, 0) << result.reason;
   EXPECT_EQ(result.generation, 2u);
