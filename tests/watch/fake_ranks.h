@@ -28,9 +28,10 @@ inline OperationSignature AllReduce(uint64_t count, uint8_t datatype = 7, uint8_
           .count = count};
 }
 
-// A comm row: `entered` operations, `done` of them finished; all of them AllReduce(1024) unless said otherwise.
-inline CommLook Comm(std::string_view name, std::vector<uint32_t> members, uint64_t entered, uint64_t done,
-                     CommKind kind = CommKind::kWorld) {
+// A comm row: `entered` operations, `done` of them finished; all of them AllReduce(1024) unless
+// said otherwise.
+inline CommLook Comm(std::string_view name, std::vector<uint32_t> members, uint64_t entered,
+                     uint64_t done, CommKind kind = CommKind::kWorld) {
   CommLook comm;
   comm.row.id_hash = Fnv1a64(name);
   comm.row.size = static_cast<uint32_t>(members.size());

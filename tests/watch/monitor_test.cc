@@ -1,4 +1,5 @@
-// The whole way, with ranks as threads over the real keeper: black box, poll, verdict, evidence, new generation.
+// The whole way, with ranks as threads over the real keeper: black box, poll, verdict, evidence,
+// new generation.
 #include "watch/monitor.h"
 
 #include <gmock/gmock.h>
@@ -36,7 +37,10 @@ class NoStacks final : public WorkerHost {
 };
 
 WatchdogOptions Quick(WatchMode mode) {
-  return {.mode = mode, .poll = absl::Milliseconds(50), .floor = absl::Milliseconds(200), .looks_apart = absl::Milliseconds(100)};
+  return {.mode = mode,
+          .poll = absl::Milliseconds(50),
+          .floor = absl::Milliseconds(200),
+          .looks_apart = absl::Milliseconds(100)};
 }
 
 // Rank 1 blocks in its loader in generation 1, past the limit that it declared; rank 0 waits.
@@ -44,8 +48,9 @@ absl::Status BlockOnce(Run& run, WatchMode mode) {
   OUTLAST_ASSIGN_OR_RETURN(auto watchdog, Watchdog::Start(run, Quick(mode)));
   return run.ForEachGeneration([&](Generation& generation) -> absl::Status {
     if (generation.number() > 1) return absl::OkStatus();
-    const SectionScope load = run.Section("load", {.phase = Phase::kData,
-                                                   .limit = run.rank() == 1 ? absl::Milliseconds(300) : absl::InfiniteDuration()});
+    const SectionScope load = run.Section(
+        "load", {.phase = Phase::kData,
+                 .limit = run.rank() == 1 ? absl::Milliseconds(300) : absl::InfiniteDuration()});
     while (!generation.is_aborted()) Clock::Real().SleepFor(absl::Milliseconds(5));
     return generation.Check();
   });
@@ -61,15 +66,18 @@ TEST(Monitor, EndsTheGenerationOfARankThatBlocksWithTheEvidenceOnDisk) {
   testing::LocalWorldOptions options;
   options.run_dir = run_dir;
   options.prepare = [&](Keeper& keeper) {
-    monitor = std::make_unique<Monitor>(keeper, host, MonitorListener{.on_finding = [&](const Verdict& verdict, const std::string& at) {
-                                          findings.push_back(verdict);
-                                          folder = at;
-                                        }});
+    monitor = std::make_unique<Monitor>(
+        keeper, host,
+        MonitorListener{.on_finding = [&](const Verdict& verdict, const std::string& at) {
+          findings.push_back(verdict);
+          folder = at;
+        }});
     keeper.Attach(monitor.get());
   };
   testing::LocalWorld world(2, options);
 
-  const testing::LocalWorldResult result = world.Run([](outlast::Run& run) { return BlockOnce(run, WatchMode::kAct); });
+  const testing::LocalWorldResult result =
+      world.Run([](outlast::Run& run) { return BlockOnce(run, WatchMode::kAct); });
 
   EXPECT_EQ(result.exit_code, 0) << result.reason;
   EXPECT_EQ(result.generation, 2u);
