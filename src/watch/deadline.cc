@@ -36,7 +36,8 @@ bool IsPlainStepPhase(const OpenSection& section) {
   return IsStepPhase(section.phase) && section.name == PhaseName(section.phase);
 }
 
-// ---- LearnedLimit ----------------------------------------------------------------------------------------------------
+// ---- LearnedLimit
+// ----------------------------------------------------------------------------------------------------
 
 absl::Duration LearnedLimit::Target(absl::Duration floor, absl::Duration ceiling) const {
   std::vector<int64_t> sorted(nanos_.begin(), nanos_.begin() + std::min<int64_t>(count_, kKept));
@@ -44,7 +45,8 @@ absl::Duration LearnedLimit::Target(absl::Duration floor, absl::Duration ceiling
   const int factor = count_ < kWindow ? 5 : 3;
   const int64_t median = Quantile(sorted, 0.5);
   const absl::Duration by_tail = factor * absl::Nanoseconds(Quantile(sorted, 0.99));
-  const absl::Duration by_spread = absl::Nanoseconds(median) + 10 * absl::Nanoseconds(MedianDeviation(sorted, median));
+  const absl::Duration by_spread =
+      absl::Nanoseconds(median) + 10 * absl::Nanoseconds(MedianDeviation(sorted, median));
   return std::clamp(std::max(by_tail, by_spread), floor, ceiling);
 }
 
@@ -64,7 +66,8 @@ void LearnedLimit::Add(absl::Duration sample, absl::Duration floor, absl::Durati
   } else if (is_window_end) {
     limit_ -= (limit_ - target) / 2;
   }
-  if (is_window_end) longest_ = *std::max_element(nanos_.begin(), nanos_.begin() + std::min<int64_t>(count_, kKept));
+  if (is_window_end)
+    longest_ = *std::max_element(nanos_.begin(), nanos_.begin() + std::min<int64_t>(count_, kKept));
 }
 
 std::optional<absl::Duration> LearnedLimit::limit() const {
@@ -72,12 +75,14 @@ std::optional<absl::Duration> LearnedLimit::limit() const {
   return limit_;
 }
 
-// ---- DeadlineBook ----------------------------------------------------------------------------------------------------
+// ---- DeadlineBook
+// ----------------------------------------------------------------------------------------------------
 
 void DeadlineBook::Observe(int rank, const WorkKey& key, absl::Duration took) {
   if (rank < 0) return;
   std::vector<LearnedLimit>& ranks = learned_[key];
-  if (ranks.size() <= static_cast<size_t>(rank)) ranks.resize(static_cast<size_t>(std::max(rank + 1, world_)));
+  if (ranks.size() <= static_cast<size_t>(rank))
+    ranks.resize(static_cast<size_t>(std::max(rank + 1, world_)));
   ranks[static_cast<size_t>(rank)].Add(took, options_.floor, options_.ceiling);
 }
 
@@ -94,14 +99,20 @@ std::optional<absl::Duration> DeadlineBook::Learned(const WorkKey& key) const {
 absl::Duration DeadlineBook::Configured(Phase phase) const {
   const FirstLimits& first = options_.first_limits;
   switch (phase) {
-    case Phase::kNone: return first.outside;
-    case Phase::kInit: return first.init + world_ * absl::Milliseconds(10);
-    case Phase::kRebuild: return first.rebuild + world_ * absl::Milliseconds(10);
-    case Phase::kCompile: return first.compile;
+    case Phase::kNone:
+      return first.outside;
+    case Phase::kInit:
+      return first.init + world_ * absl::Milliseconds(10);
+    case Phase::kRebuild:
+      return first.rebuild + world_ * absl::Milliseconds(10);
+    case Phase::kCompile:
+      return first.compile;
     case Phase::kCheckpointSnapshot:
     case Phase::kCheckpointWrite:
-    case Phase::kRestore: return first.checkpoint;
-    default: return first.step;
+    case Phase::kRestore:
+      return first.checkpoint;
+    default:
+      return first.step;
   }
 }
 
@@ -109,9 +120,11 @@ WorkLimit DeadlineBook::For(const OpenSection* section, uint8_t comm_kind, bool 
   const Phase phase = section == nullptr ? Phase::kNone : section->phase;
   const WorkLimit configured{Configured(phase), false};
   // Switched off is switched off: nothing learned switches it on.
-  if (!may_learn || IsOnlyConfigured(phase) || configured.limit == absl::InfiniteDuration()) return configured;
+  if (!may_learn || IsOnlyConfigured(phase) || configured.limit == absl::InfiniteDuration())
+    return configured;
   if (section == nullptr) {
-    // Outside any section only the wait in an operation is bounded by a step; what else happens there is anybody's guess.
+    // Outside any section only the wait in an operation is bounded by a step; what else happens
+    // there is anybody's guess.
     const auto of_step = comm_kind == 0 ? std::nullopt : Learned(WorkKey::Step());
     return of_step ? WorkLimit{*of_step, true} : configured;
   }

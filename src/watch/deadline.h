@@ -1,9 +1,11 @@
-// How long a piece of work may take before it is suspected: learned from healthy runs of the same work.
+// How long a piece of work may take before it is suspected: learned from healthy runs of the same
+// work.
 //
 //   D = clamp(max(k * p99, p50 + 10 * MAD), floor, ceiling)      k = 5 until 32 samples, then 3
 //
-// over the last 64 samples. Below 8 samples nothing learned acts. A longer healthy sample raises D at once; D falls by half
-// the gap once in 32 samples. The job uses the longest D of its ranks. (k = 5: the safety factor of NVIDIA's NVRx.)
+// over the last 64 samples. Below 8 samples nothing learned acts. A longer healthy sample raises D
+// at once; D falls by half the gap once in 32 samples. The job uses the longest D of its ranks. (k
+// = 5: the safety factor of NVIDIA's NVRx.)
 #pragma once
 
 #include <array>
@@ -56,8 +58,8 @@ struct WorkKey {
 
 // The phases that a step is made of.
 bool IsStepPhase(Phase phase);
-// A section that is one phase of the step and nothing else: named as its phase. A step's time bounds it, so it needs no
-// samples of its own.
+// A section that is one phase of the step and nothing else: named as its phase. A step's time
+// bounds it, so it needs no samples of its own.
 bool IsPlainStepPhase(const OpenSection& section);
 
 struct WorkLimit {

@@ -45,9 +45,12 @@ absl::Status CopyRange(int from, int to, off_t begin, off_t end, const std::stri
 }
 
 json CulpritJson(const Culprit& culprit) {
-  return {{"rank", culprit.rank},   {"slot", culprit.slot},
-          {"node", culprit.node},   {"section", culprit.section},
-          {"step", culprit.step},   {"phase", std::string(PhaseName(culprit.phase))},
+  return {{"rank", culprit.rank},
+          {"slot", culprit.slot},
+          {"node", culprit.node},
+          {"section", culprit.section},
+          {"step", culprit.step},
+          {"phase", std::string(PhaseName(culprit.phase))},
           {"age_s", absl::ToDoubleSeconds(culprit.age)}};
 }
 
@@ -58,7 +61,8 @@ std::string VerdictJson(const Verdict& verdict, std::span<const int> stacks, abs
   for (const Culprit& culprit : verdict.culprits) culprits.push_back(CulpritJson(culprit));
   const std::string name(VerdictClassName(verdict.verdict_class));
   json comm = nullptr;
-  if (verdict.comm.id_hash != 0) comm = {{"name", verdict.comm.name}, {"seq", verdict.comm.seq}, {"op", verdict.comm.op}};
+  if (verdict.comm.id_hash != 0)
+    comm = {{"name", verdict.comm.name}, {"seq", verdict.comm.seq}, {"op", verdict.comm.op}};
   json first_divergent = nullptr;
   if (verdict.first_divergent_seq != 0) first_divergent = verdict.first_divergent_seq;
   const json object = {{"schema", 1},
@@ -98,11 +102,12 @@ absl::Status CopyBox(int fd, const std::string& path) {
   return absl::OkStatus();
 }
 
-absl::StatusOr<std::string> WriteEvidence(const std::string& run_dir, int number, const Verdict& verdict,
-                                          std::span<const BoxOfRank> boxes, std::span<const int> stacks, absl::Duration took) {
+absl::StatusOr<std::string> WriteEvidence(const std::string& run_dir, int number,
+                                          const Verdict& verdict, std::span<const BoxOfRank> boxes,
+                                          std::span<const int> stacks, absl::Duration took) {
   OUTLAST_RETURN_IF_ERROR(MakeFolder(run_dir + "/boxes"));
-  const std::string folder =
-      fmt::format("{}/boxes/g{}-{}-{}", run_dir, verdict.generation, number, VerdictClassName(verdict.verdict_class));
+  const std::string folder = fmt::format("{}/boxes/g{}-{}-{}", run_dir, verdict.generation, number,
+                                         VerdictClassName(verdict.verdict_class));
   OUTLAST_RETURN_IF_ERROR(MakeFolder(folder));
   // The verdict first: a full disk takes the boxes, not the finding.
   OUTLAST_ASSIGN_OR_RETURN(const UniqueFd file, NewFile(folder + "/verdict.json"));

@@ -21,18 +21,20 @@ std::string_view StatusField(std::string_view text, std::string_view name) {
   for (size_t line = 0; line < text.size();) {
     const size_t end = std::min(text.find('\n', line), text.size());
     const std::string_view row = text.substr(line, end - line);
-    if (row.substr(0, name.size()) == name && row.substr(name.size(), 2) == ":\t") return row.substr(name.size() + 2);
+    if (row.substr(0, name.size()) == name && row.substr(name.size(), 2) == ":\t")
+      return row.substr(name.size() + 2);
     line = end + 1;
   }
   return {};
 }
 
 bool HasPending(const CommSnapshot& row) {
-  return row.state == CommState::kReady && (row.done_seq == kUnknownSeq || row.api_seq > row.done_seq);
+  return row.state == CommState::kReady &&
+         (row.done_seq == kUnknownSeq || row.api_seq > row.done_seq);
 }
 
-// The lowest free row is taken first, so a long run of free rows is the end: reading all 4,096 each poll would cost more
-// than everything else together, and would allocate the memory behind them.
+// The lowest free row is taken first, so a long run of free rows is the end: reading all 4,096 each
+// poll would cost more than everything else together, and would allocate the memory behind them.
 std::vector<PairRow> PairsOf(const SegmentView& view) {
   constexpr uint64_t kEnoughFree = 64;
   std::vector<PairRow> pairs;
@@ -54,15 +56,21 @@ ProcessState ParseProcessStatus(std::string_view text) {
   switch (state.front()) {
     case 'Z':
     case 'X':
-    case 'x': return ProcessState::kDead;
-    default: break;
+    case 'x':
+      return ProcessState::kDead;
+    default:
+      break;
   }
   if (!tracer.empty() && tracer != "0") return ProcessState::kTraced;
   switch (state.front()) {
-    case 'T': return ProcessState::kStopped;
-    case 't': return ProcessState::kTraced;
-    case 'D': return ProcessState::kUninterruptible;
-    default: return ProcessState::kRunning;
+    case 'T':
+      return ProcessState::kStopped;
+    case 't':
+      return ProcessState::kTraced;
+    case 'D':
+      return ProcessState::kUninterruptible;
+    default:
+      return ProcessState::kRunning;
   }
 }
 
@@ -102,7 +110,8 @@ RankLook LookReader::Look(int rank, int64_t now_ns) {
     CommLook comm;
     if (HasPending(row)) comm.operations = ReadOperations(view_, row.index);
     auto& members = members_[row.members_digest];
-    if (members == nullptr) members = std::make_shared<const std::vector<uint32_t>>(view_.Members(row.members_digest));
+    if (members == nullptr)
+      members = std::make_shared<const std::vector<uint32_t>>(view_.Members(row.members_digest));
     comm.members = members;
     // A list that was not there yet may come.
     if (members->empty()) members_.erase(row.members_digest);

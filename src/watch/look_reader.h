@@ -16,8 +16,8 @@ namespace outlast {
 
 // What `text`, the contents of /proc/PID/status, says: its State letter, unless TracerPid is not 0.
 ProcessState ParseProcessStatus(std::string_view text);
-// The state of `pid` as long as it is the process that started at `start_time` (/proc/PID/stat, field 22); a zombie, another
-// process and none are dead. kUnknown: pid 0.
+// The state of `pid` as long as it is the process that started at `start_time` (/proc/PID/stat,
+// field 22); a zombie, another process and none are dead. kUnknown: pid 0.
 ProcessState ReadProcessState(int pid, uint64_t start_time);
 
 // CLOCK_BOOTTIME: runs on while the machine is suspended.

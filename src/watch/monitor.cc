@@ -13,11 +13,8 @@ namespace outlast {
 Monitor::Monitor(Keeper& keeper, WorkerHost& host, MonitorListener listener)
     : keeper_(keeper), host_(host), listener_(std::move(listener)) {}
 
-Monitor::~Monitor() {
-  if (timer_) keeper_.loop().Cancel(*timer_);
-}
-
-// ---- What the keeper tells -------------------------------------------------------------------------------------------
+// ---- What the keeper tells
+// -------------------------------------------------------------------------------------------
 
 // Every rank asks; the first one's options hold.
 bool Monitor::OnMessage(int slot, Message& message) {
@@ -25,13 +22,17 @@ bool Monitor::OnMessage(int slot, Message& message) {
   PayloadReader payload(message.payload);
   const std::string text(payload.Text());
   const auto options = payload.ok() ? DecodeWatchOptions(text)
-                                    : Error(absl::StatusCode::kInvalidArgument, "slot {}: a watch request without options", slot);
+                                    : Error(absl::StatusCode::kInvalidArgument,
+                                            "slot {}: a watch request without options", slot);
   if (options.ok() && state_ == nullptr) {
     encoded_options_ = text;
     Begin(*options);
   } else if (options.ok() && text != encoded_options_ && !has_told_of_difference_) {
     has_told_of_difference_ = true;
-    fmt::print(stderr, "outlast: slot {} asks for other watchdog options than the first rank; the first ones hold\n", slot);
+    fmt::print(stderr,
+               "outlast: slot {} asks for other watchdog options than the first rank; the first "
+               "ones hold\n",
+               slot);
   }
   if (message.request != 0) keeper_.Answer(slot, message.request, options.status());
   return true;
@@ -53,7 +54,7 @@ void Monitor::OnCommit(const CommitGeneration& commit) {
 void Monitor::ArmFor(const CommitGeneration& commit) {
   state_->Arm(commit.generation);
   frozen_ = FreezeReason::kNone;
-  if (timer_) return;
+  if (is_scheduled_) return;
   due_ = Clock::Real().Uptime();
   Schedule();
 }
@@ -68,13 +69,16 @@ void Monitor::OnWorkerEnded(int slot) {
   if (slot >= 0 && static_cast<size_t>(slot) < ended_.size()) ended_[static_cast<size_t>(slot)] = 1;
 }
 
-// ---- Polling ---------------------------------------------------------------------------------------------------------
+// ---- Polling
+// ---------------------------------------------------------------------------------------------------------
 
 void Monitor::Schedule() {
   // At a steady pace, so that a poll's own cost does not stretch it; after a delay from now on.
   due_ = std::max(due_ + options_.poll, Clock::Real().Uptime());
-  timer_ = keeper_.loop().RunAt(due_, [this] {
-    timer_.reset();
+  is_scheduled_ = true;
+  keeper_.loop().RunAt(due_, [this, alive = std::weak_ptr<const bool>(alive_)] {
+    if (alive.expired()) return;
+    is_scheduled_ = false;
     PollNow();
     if (state_->is_armed()) Schedule();
   });
@@ -98,7 +102,8 @@ RankLook Monitor::LookAt(int rank, int slot, int64_t now_ns) {
   unknown.slot = slot;
   const bool has_finished = keeper_.is_finished(slot);
   const bool has_ended = ended_[static_cast<size_t>(slot)] != 0;
-  if (reader == nullptr || (!keeper_.is_joined(slot) && !has_finished && !has_ended)) return unknown;
+  if (reader == nullptr || (!keeper_.is_joined(slot) && !has_finished && !has_ended))
+    return unknown;
   RankLook look = reader->Look(rank, now_ns);
   look.has_finished = has_finished;
   if (has_ended) look.process = ProcessState::kDead;
@@ -123,14 +128,16 @@ void Monitor::PollNow() {
   const int64_t started_ns = input.monotonic_ns;
   const PollResult result = state_->Poll(std::move(input));
   if (result.frozen != frozen_ && result.frozen != FreezeReason::kNone) {
-    fmt::print(stderr, "outlast: watch: {}; deadlines start again\n", FreezeReasonName(result.frozen));
+    fmt::print(stderr, "outlast: watch: {}; deadlines start again\n",
+               FreezeReasonName(result.frozen));
   }
   frozen_ = result.frozen;
   if (result.recovered && listener_.on_recovered) listener_.on_recovered(*result.recovered);
   if (result.finding) OnFinding(*result.finding, absl::Nanoseconds(MonotonicNanos() - started_ns));
 }
 
-// ---- Findings --------------------------------------------------------------------------------------------------------
+// ---- Findings
+// --------------------------------------------------------------------------------------------------------
 
 // The culprits, and two of those that wait for them.
 std::vector<int> Monitor::SlotsForStacks(const Verdict& verdict) const {
@@ -160,15 +167,19 @@ void Monitor::OnFinding(const Verdict& verdict, absl::Duration took) {
     }
     const auto written = WriteEvidence(run_dir, findings_, verdict, boxes, slots, took);
     if (written.ok()) folder = *written;
-    if (!written.ok()) fmt::print(stderr, "outlast: watch: evidence not written: {}\n", MessageOf(written.status()));
+    if (!written.ok())
+      fmt::print(stderr, "outlast: watch: evidence not written: {}\n", MessageOf(written.status()));
   }
   if (listener_.on_finding) listener_.on_finding(verdict, folder);
-  const std::string reason = fmt::format("{}: {}", VerdictClassName(verdict.verdict_class), verdict.reason);
+  const std::string reason =
+      fmt::format("{}: {}", VerdictClassName(verdict.verdict_class), verdict.reason);
   if (slots.empty()) return Act(verdict);
   std::vector<RankLook> then;
-  for (const Culprit& culprit : verdict.culprits) then.push_back(LookAt(culprit.rank, culprit.slot, MonotonicNanos()));
+  for (const Culprit& culprit : verdict.culprits)
+    then.push_back(LookAt(culprit.rank, culprit.slot, MonotonicNanos()));
   is_capturing_ = true;
-  host_.CaptureStacks({slots, reason}, [this, verdict, then = std::move(then), alive = std::weak_ptr<const bool>(alive_)] {
+  host_.CaptureStacks({slots, reason}, [this, verdict, then = std::move(then),
+                                        alive = std::weak_ptr<const bool>(alive_)] {
     if (alive.expired()) return;
     is_capturing_ = false;
     state_->Resume();
@@ -181,7 +192,8 @@ bool Monitor::StillHolds(const Verdict& verdict, const std::vector<RankLook>& th
   if (!commit_ || commit_->generation != verdict.generation) return false;
   for (const RankLook& earlier : then) {
     const RankLook now = LookAt(earlier.rank, earlier.slot, MonotonicNanos());
-    if (earlier.process == ProcessState::kStopped && now.process == ProcessState::kRunning) return false;
+    if (earlier.process == ProcessState::kStopped && now.process == ProcessState::kRunning)
+      return false;
     if (now.MovedSince(earlier)) return false;
   }
   return true;
@@ -198,11 +210,12 @@ void Monitor::Act(const Verdict& verdict) {
   if (!verdict.culprits.empty()) {
     given.phase = static_cast<uint32_t>(verdict.culprits.front().phase);
   }
-  // Each stopped rank has to be killed; of other verdicts the first culprit ends the generation for all. Where nobody is to
-  // blame the generation ends by one of those that wait.
+  // Each stopped rank has to be killed; of other verdicts the first culprit ends the generation for
+  // all. Where nobody is to blame the generation ends by one of those that wait.
   std::vector<int> slots;
   for (const Culprit& culprit : verdict.culprits) slots.push_back(culprit.slot);
-  if (slots.empty()) slots.push_back(commit_->members[static_cast<size_t>(verdict.waiting.front())]);
+  if (slots.empty())
+    slots.push_back(commit_->members[static_cast<size_t>(verdict.waiting.front())]);
   if (!given.stopped) slots.resize(1);
   for (const int slot : slots) {
     given.culprit = slot;

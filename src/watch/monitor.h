@@ -1,5 +1,5 @@
-// The watch inside the agent: an extension of the keeper that polls the black boxes, judges, writes the evidence down, has
-// stacks captured, and then, in act mode, tells the job machine.
+// The watch inside the agent: an extension of the keeper that polls the black boxes, judges, writes
+// the evidence down, has stacks captured, and then, in act mode, tells the job machine.
 //
 //   kWatch ──> poll ──> finding ──> RUN_DIR/boxes ──> stacks ──> VerdictGiven
 //                ^───── recovered, next generation ────┘
@@ -26,11 +26,11 @@ struct MonitorListener {
   std::function<void(const Verdict& verdict)> on_recovered;
 };
 
-// Attach it to `keeper`, which like `host` must outlive it. Belongs to the keeper's loop.
+// Attach it to `keeper`, and detach it before it goes if the keeper goes on. Both and `host` are
+// borrowed; the destructor touches neither. Belongs to the keeper's loop.
 class Monitor final : public KeeperExtension {
  public:
   Monitor(Keeper& keeper, WorkerHost& host, MonitorListener listener = {});
-  ~Monitor() override;
 
   bool OnMessage(int slot, Message& message) override;
   void OnAbort(uint64_t generation) override;
@@ -58,16 +58,17 @@ class Monitor final : public KeeperExtension {
   WatchdogOptions options_;
   std::string encoded_options_;
   bool has_told_of_difference_ = false;
-  std::unique_ptr<MonitorState> state_;  // null until somebody asked
-  std::optional<CommitGeneration> commit_;  // the generation that stands
+  std::unique_ptr<MonitorState> state_;             // null until somebody asked
+  std::optional<CommitGeneration> commit_;          // the generation that stands
   std::vector<std::optional<LookReader>> readers_;  // by slot
   std::vector<char> ended_;                         // by slot: the process that was there is gone
-  std::optional<EventLoop::TimerId> timer_;
+  bool is_scheduled_ = false;
   absl::Duration due_;
   int findings_ = 0;
   bool is_capturing_ = false;  // our own tracer is attached: no polls
   FreezeReason frozen_ = FreezeReason::kNone;
-  std::shared_ptr<const bool> alive_ = std::make_shared<bool>(true);  // stacks may be ready after we are gone
+  std::shared_ptr<const bool> alive_ =
+      std::make_shared<bool>(true);  // timers and stacks may come after we are gone
 };
 
 }  // namespace outlast

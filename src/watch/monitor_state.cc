@@ -7,7 +7,8 @@
 namespace outlast {
 namespace {
 
-constexpr uint64_t kNoLimitNs = std::numeric_limits<int64_t>::max();  // a declared limit of this or more is none
+constexpr uint64_t kNoLimitNs =
+    std::numeric_limits<int64_t>::max();  // a declared limit of this or more is none
 
 // The operation that the rank entered last and has not finished, as far as its source can tell.
 const CommLook* PendingComm(const RankLook& look) {
@@ -15,7 +16,8 @@ const CommLook* PendingComm(const RankLook& look) {
   for (const CommLook& comm : look.comms) {
     const CommSnapshot& row = comm.row;
     const bool in_init = row.state == CommState::kInit;
-    const bool in_operation = row.state == CommState::kReady && row.done_seq != kUnknownSeq && row.api_seq > row.done_seq;
+    const bool in_operation =
+        row.state == CommState::kReady && row.done_seq != kUnknownSeq && row.api_seq > row.done_seq;
     if (!in_init && !in_operation) continue;
     if (newest == nullptr || row.changed_ns > newest->row.changed_ns) newest = &comm;
   }
@@ -32,7 +34,9 @@ bool IsWarm(uint64_t step, uint64_t first_step, int warm_up_steps) {
   return first_step != 0 && step >= first_step + static_cast<uint64_t>(warm_up_steps);
 }
 
-uint8_t KindOf(const CommLook* comm) { return comm == nullptr ? 0 : static_cast<uint8_t>(comm->row.kind); }
+uint8_t KindOf(const CommLook* comm) {
+  return comm == nullptr ? 0 : static_cast<uint8_t>(comm->row.kind);
+}
 
 // Phases in which nothing is pending unless an operation is.
 bool IsIdle(Phase phase) { return phase == Phase::kIdle || phase == Phase::kTeardown; }
@@ -41,11 +45,16 @@ bool IsIdle(Phase phase) { return phase == Phase::kIdle || phase == Phase::kTear
 
 std::string_view FreezeReasonName(FreezeReason reason) {
   switch (reason) {
-    case FreezeReason::kNone: return "none";
-    case FreezeReason::kAllStopped: return "all ranks are stopped";
-    case FreezeReason::kDebugger: return "a debugger is attached";
-    case FreezeReason::kSuspended: return "the machine was suspended";
-    case FreezeReason::kLateLoop: return "the watch itself was held up";
+    case FreezeReason::kNone:
+      return "none";
+    case FreezeReason::kAllStopped:
+      return "all ranks are stopped";
+    case FreezeReason::kDebugger:
+      return "a debugger is attached";
+    case FreezeReason::kSuspended:
+      return "the machine was suspended";
+    case FreezeReason::kLateLoop:
+      return "the watch itself was held up";
   }
   return "unknown";
 }
@@ -67,7 +76,8 @@ MonitorState::Track& MonitorState::TrackOf(int rank) {
   return tracks_[at];
 }
 
-// ---- Frozen ----------------------------------------------------------------------------------------------------------
+// ---- Frozen
+// ----------------------------------------------------------------------------------------------------------
 
 FreezeReason MonitorState::Frozen(const PollInput& input) const {
   int alive = 0, stopped = 0;
@@ -96,9 +106,11 @@ void MonitorState::StartAgain(int64_t now_ns) {
   }
 }
 
-// ---- Ages ------------------------------------------------------------------------------------------------------------
+// ---- Ages
+// ------------------------------------------------------------------------------------------------------------
 
-// Notes what only a reader of several looks can know: when progress ticked, since when a rank is outside.
+// Notes what only a reader of several looks can know: when progress ticked, since when a rank is
+// outside.
 void MonitorState::Follow(const RankLook& look, Track& track, int64_t now_ns) {
   const ProgressSnapshot& progress = look.progress;
   if (!track.is_known) {
@@ -122,8 +134,8 @@ void MonitorState::Follow(const RankLook& look, Track& track, int64_t now_ns) {
   }
 }
 
-// A declared limit is firm, and covers what is open inside it: nothing learned acts there. Else the innermost section
-// counts, or, outside any, an operation that is pending.
+// A declared limit is firm, and covers what is open inside it: nothing learned acts there. Else the
+// innermost section counts, or, outside any, an operation that is pending.
 Pace MonitorState::PaceOf(const RankLook& look, const Track& track, int64_t now_ns) const {
   const auto& sections = look.progress.sections;
   const auto age_since = [&](int64_t since_ns) {
@@ -133,9 +145,11 @@ Pace MonitorState::PaceOf(const RankLook& look, const Track& track, int64_t now_
   for (size_t depth = sections.size(); depth-- > 0;) {
     const OpenSection& section = sections[depth];
     if (section.limit_ns == 0) continue;
-    const absl::Duration limit = section.limit_ns >= kNoLimitNs ? absl::InfiniteDuration()
-                                                                : absl::Nanoseconds(static_cast<int64_t>(section.limit_ns));
-    const Pace pace{age_since(track.ticks[depth].at_ns), limit, LimitSource::kDeclared, section.name};
+    const absl::Duration limit = section.limit_ns >= kNoLimitNs
+                                     ? absl::InfiniteDuration()
+                                     : absl::Nanoseconds(static_cast<int64_t>(section.limit_ns));
+    const Pace pace{age_since(track.ticks[depth].at_ns), limit, LimitSource::kDeclared,
+                    section.name};
     if (pace.is_over()) return pace;
     if (governing.source == LimitSource::kNone) governing = pace;
   }
@@ -145,20 +159,26 @@ Pace MonitorState::PaceOf(const RankLook& look, const Track& track, int64_t now_
   const OpenSection* innermost = sections.empty() ? nullptr : &sections.back();
   if (pending == nullptr && (innermost == nullptr || IsIdle(innermost->phase))) {
     // Idle. The limit counts only when somebody waits for this rank.
-    const int64_t idle_since_ns = innermost == nullptr ? track.outside_since_ns : track.ticks.back().at_ns;
-    return {age_since(std::max(idle_since_ns, NewestCommChange(look))), options_.first_limits.outside, LimitSource::kNone,
+    const int64_t idle_since_ns =
+        innermost == nullptr ? track.outside_since_ns : track.ticks.back().at_ns;
+    return {age_since(std::max(idle_since_ns, NewestCommChange(look))),
+            options_.first_limits.outside, LimitSource::kNone,
             innermost == nullptr ? "" : innermost->name};
   }
-  const int64_t since_ns = std::max(innermost == nullptr ? 0 : track.ticks.back().at_ns, NewestCommChange(look));
+  const int64_t since_ns =
+      std::max(innermost == nullptr ? 0 : track.ticks.back().at_ns, NewestCommChange(look));
   const bool may_learn = IsWarm(look.progress.step, track.first_step, options_.warm_up_steps);
   const WorkLimit limit = book_.For(innermost, KindOf(pending), may_learn);
-  return {age_since(innermost == nullptr ? std::max(since_ns, track.outside_since_ns) : since_ns), limit.limit,
-          limit.is_learned ? LimitSource::kLearned : LimitSource::kConfigured, innermost == nullptr ? "" : innermost->name};
+  return {age_since(innermost == nullptr ? std::max(since_ns, track.outside_since_ns) : since_ns),
+          limit.limit, limit.is_learned ? LimitSource::kLearned : LimitSource::kConfigured,
+          innermost == nullptr ? "" : innermost->name};
 }
 
-// ---- Learning --------------------------------------------------------------------------------------------------------
+// ---- Learning
+// --------------------------------------------------------------------------------------------------------
 
-// The step log is exact. What a phase waited inside collectives is counted apart there, but not by the section's clock.
+// The step log is exact. What a phase waited inside collectives is counted apart there, but not by
+// the section's clock.
 void MonitorState::LearnSteps(const PollInput& input) {
   for (const PollInput::EndedStep& ended : input.steps) {
     const StepRecord& step = ended.record;
@@ -180,7 +200,8 @@ void MonitorState::LearnSteps(const PollInput& input) {
   }
 }
 
-// What polls alone can tell: a section that is gone lasted until this poll at most; n steps took so long together.
+// What polls alone can tell: a section that is gone lasted until this poll at most; n steps took so
+// long together.
 void MonitorState::LearnByPolls(const RankLook& look, Track& track, int64_t now_ns) {
   const ProgressSnapshot& progress = look.progress;
   const OpenSection* innermost = progress.sections.empty() ? nullptr : &progress.sections.back();
@@ -191,10 +212,12 @@ void MonitorState::LearnByPolls(const RankLook& look, Track& track, int64_t now_
                               : WorkKey{innermost->id, innermost->phase, KindOf(PendingComm(look))};
   const uint64_t opened = innermost == nullptr ? 0 : innermost->opened;
   if (track.working_opened != 0 && (opened != track.working_opened || working != track.working)) {
-    if (is_warm) book_.Observe(look.rank, track.working, absl::Nanoseconds(now_ns - track.working_since_ns));
+    if (is_warm)
+      book_.Observe(look.rank, track.working, absl::Nanoseconds(now_ns - track.working_since_ns));
     track.working_opened = 0;
   }
-  const bool is_sampled = innermost != nullptr && innermost->limit_ns == 0 && !IsPlainStepPhase(*innermost);
+  const bool is_sampled =
+      innermost != nullptr && innermost->limit_ns == 0 && !IsPlainStepPhase(*innermost);
   if (is_sampled && track.working_opened == 0) {
     track.working = working;
     track.working_opened = opened;
@@ -205,7 +228,8 @@ void MonitorState::LearnByPolls(const RankLook& look, Track& track, int64_t now_
   if (progress.step > track.step) {
     const auto steps = static_cast<int64_t>(progress.step - track.step);
     if (is_warm && !track.has_step_log && is_in_step && track.was_in_step) {
-      book_.Observe(look.rank, WorkKey::Step(), absl::Nanoseconds((now_ns - track.step_changed_ns) / steps));
+      book_.Observe(look.rank, WorkKey::Step(),
+                    absl::Nanoseconds((now_ns - track.step_changed_ns) / steps));
     }
     track.was_in_step = is_in_step;
     track.step_changed_ns = now_ns;
@@ -218,14 +242,17 @@ void MonitorState::LearnByPolls(const RankLook& look, Track& track, int64_t now_
 void MonitorState::Learn(const PollInput& input) {
   LearnSteps(input);
   for (const RankLook& look : input.looks) {
-    if (!look.has_data || look.progress.generation != generation_ || look.process == ProcessState::kStopped) continue;
+    if (!look.has_data || look.progress.generation != generation_ ||
+        look.process == ProcessState::kStopped)
+      continue;
     Track& track = TrackOf(look.rank);
     Follow(look, track, input.monotonic_ns);
     LearnByPolls(look, track, input.monotonic_ns);
   }
 }
 
-// ---- Judging ---------------------------------------------------------------------------------------------------------
+// ---- Judging
+// ---------------------------------------------------------------------------------------------------------
 
 // The look to compare with. A stop needs two polls only; everything else some time without a move.
 const MonitorState::Round* MonitorState::FirstRound(const Round& last) const {
@@ -248,7 +275,8 @@ Verdict MonitorState::JudgeNow() {
   const Round& last = rounds_.back();
   Verdict none;
   none.generation = generation_;
-  const bool is_over = std::any_of(last.looks.begin(), last.looks.end(), [](const RankLook& look) { return look.pace.is_over(); });
+  const bool is_over = std::any_of(last.looks.begin(), last.looks.end(),
+                                   [](const RankLook& look) { return look.pace.is_over(); });
   none.reason = "no deadline has passed";
   if (!is_over) return none;
   const Round* first = FirstRound(last);
@@ -269,7 +297,8 @@ bool MonitorState::HasRecovered(const Round& round) const {
   const auto involved = [this](int rank) {
     const auto is_culprit = [rank](const Culprit& culprit) { return culprit.rank == rank; };
     return std::any_of(reported_->culprits.begin(), reported_->culprits.end(), is_culprit) ||
-           (reported_->culprits.empty() && std::count(reported_->waiting.begin(), reported_->waiting.end(), rank) > 0);
+           (reported_->culprits.empty() &&
+            std::count(reported_->waiting.begin(), reported_->waiting.end(), rank) > 0);
   };
   for (const RankLook& look : round.looks) {
     if (!involved(look.rank) || look.process == ProcessState::kStopped) continue;
@@ -286,9 +315,12 @@ void MonitorState::Report(Verdict verdict, PollResult* result) {
   result->judged = verdict;
   if (!verdict.is_finding()) return;
   // The same thing goes on; ages and evidence lines grow, class and culprits stay.
-  if (reported_ && reported_->verdict_class == verdict.verdict_class && reported_->waiting == verdict.waiting &&
-      std::equal(reported_->culprits.begin(), reported_->culprits.end(), verdict.culprits.begin(), verdict.culprits.end(),
-                 [](const Culprit& a, const Culprit& b) { return a.rank == b.rank && a.section == b.section; })) {
+  if (reported_ && reported_->verdict_class == verdict.verdict_class &&
+      reported_->waiting == verdict.waiting &&
+      std::equal(reported_->culprits.begin(), reported_->culprits.end(), verdict.culprits.begin(),
+                 verdict.culprits.end(), [](const Culprit& a, const Culprit& b) {
+                   return a.rank == b.rank && a.section == b.section;
+                 })) {
     return;
   }
   reported_ = verdict;

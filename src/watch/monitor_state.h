@@ -1,11 +1,14 @@
-// When to judge, and what to do about it: the watch's decisions, without clocks, processes or files.
+// When to judge, and what to do about it: the watch's decisions, without clocks, processes or
+// files.
 //
-// One poll is one round of looks at all ranks. A rank whose deadline has passed starts a judgement over two looks: this one,
-// and one that is at least `looks_apart` older (a stopped process needs only the poll before). A finding is reported once;
-// when its culprits move again, that is reported too, and every rule is armed again.
+// One poll is one round of looks at all ranks. A rank whose deadline has passed starts a judgement
+// over two looks: this one, and one that is at least `looks_apart` older (a stopped process needs
+// only the poll before). A finding is reported once; when its culprits move again, that is reported
+// too, and every rule is armed again.
 //
-// Deadlines start again, and nothing is judged, when time itself was odd: all ranks stopped, a debugger attached, the
-// machine suspended (BOOTTIME ran ahead of MONOTONIC), or this loop late by three polls.
+// Deadlines start again, and nothing is judged, when time itself was odd: all ranks stopped, a
+// debugger attached, the machine suspended (BOOTTIME ran ahead of MONOTONIC), or this loop late by
+// three polls.
 #pragma once
 
 #include <cstdint>
@@ -48,9 +51,11 @@ struct PollResult {
 // Not safe for concurrent use.
 class MonitorState {
  public:
-  MonitorState(const WatchdogOptions& options, int world) : options_(options), world_(world), book_(options, world) {}
+  MonitorState(const WatchdogOptions& options, int world)
+      : options_(options), world_(world), book_(options, world) {}
 
-  // A generation begins: everything is learned anew (world, batch and speed may differ) and every rule is armed.
+  // A generation begins: everything is learned anew (world, batch and speed may differ) and every
+  // rule is armed.
   void Arm(uint64_t generation);
   // A generation ends, or nobody is to be judged for now.
   void Disarm() { armed_ = false; }
@@ -112,7 +117,8 @@ class MonitorState {
   bool armed_ = false;
   uint64_t generation_ = 0;
   std::vector<Track> tracks_;  // by rank
-  std::deque<Round> rounds_;   // the newest last; the oldest is at least looks_apart old, where there is one
+  std::deque<Round>
+      rounds_;  // the newest last; the oldest is at least looks_apart old, where there is one
   int64_t last_poll_ns_ = 0;
   int64_t last_boottime_ns_ = 0;
   bool has_polled_ = false;

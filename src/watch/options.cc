@@ -18,44 +18,52 @@ struct NamedLimit {
   absl::Duration FirstLimits::*field;
   bool may_pass_ceiling;
 };
-constexpr std::array<NamedLimit, 6> kFirstLimits = {{{"init", &FirstLimits::init, true},
-                                                     {"rebuild", &FirstLimits::rebuild, true},
-                                                     {"compile", &FirstLimits::compile, false},
-                                                     {"step", &FirstLimits::step, false},
-                                                     {"checkpoint", &FirstLimits::checkpoint, false},
-                                                     {"outside", &FirstLimits::outside, false}}};
+constexpr std::array<NamedLimit, 6> kFirstLimits = {
+    {{"init", &FirstLimits::init, true},
+     {"rebuild", &FirstLimits::rebuild, true},
+     {"compile", &FirstLimits::compile, false},
+     {"step", &FirstLimits::step, false},
+     {"checkpoint", &FirstLimits::checkpoint, false},
+     {"outside", &FirstLimits::outside, false}}};
 
 struct NamedDuration {
   const char* name;
   absl::Duration WatchdogOptions::*field;
   bool may_be_infinite;
 };
-constexpr std::array<NamedDuration, 4> kDurations = {{{"poll", &WatchdogOptions::poll, false},
-                                                      {"floor", &WatchdogOptions::floor, false},
-                                                      {"ceiling", &WatchdogOptions::ceiling, true},
-                                                      {"looks_apart", &WatchdogOptions::looks_apart, false}}};
+constexpr std::array<NamedDuration, 4> kDurations = {
+    {{"poll", &WatchdogOptions::poll, false},
+     {"floor", &WatchdogOptions::floor, false},
+     {"ceiling", &WatchdogOptions::ceiling, true},
+     {"looks_apart", &WatchdogOptions::looks_apart, false}}};
 
 absl::Status CheckDuration(const char* name, absl::Duration value, bool may_be_infinite) {
   if (value <= absl::ZeroDuration()) {
-    return Error(absl::StatusCode::kInvalidArgument, "watchdog: {} is {}; more than zero is wanted", name, absl::FormatDuration(value));
+    return Error(absl::StatusCode::kInvalidArgument, "watchdog: {} is {}; more than zero is wanted",
+                 name, absl::FormatDuration(value));
   }
   if (!may_be_infinite && value == absl::InfiniteDuration()) {
-    return Error(absl::StatusCode::kInvalidArgument, "watchdog: {} is infinite; a finite one is wanted", name);
+    return Error(absl::StatusCode::kInvalidArgument,
+                 "watchdog: {} is infinite; a finite one is wanted", name);
   }
   return absl::OkStatus();
 }
 
 absl::Status CheckFirstLimit(const NamedLimit& limit, const WatchdogOptions& options) {
   const absl::Duration value = options.first_limits.*limit.field;
-  OUTLAST_RETURN_IF_ERROR(CheckDuration(fmt::format("first_limits.{}", limit.name).c_str(), value, true));
+  OUTLAST_RETURN_IF_ERROR(
+      CheckDuration(fmt::format("first_limits.{}", limit.name).c_str(), value, true));
   if (value < options.floor) {
-    return Error(absl::StatusCode::kInvalidArgument, "watchdog: first_limits.{} ({}) is below floor ({}); floor <= first limit is wanted",
-                 limit.name, absl::FormatDuration(value), absl::FormatDuration(options.floor));
+    return Error(
+        absl::StatusCode::kInvalidArgument,
+        "watchdog: first_limits.{} ({}) is below floor ({}); floor <= first limit is wanted",
+        limit.name, absl::FormatDuration(value), absl::FormatDuration(options.floor));
   }
   if (!limit.may_pass_ceiling && value != absl::InfiniteDuration() && value > options.ceiling) {
-    return Error(absl::StatusCode::kInvalidArgument,
-                 "watchdog: first_limits.{} ({}) is above ceiling ({}); first limit <= ceiling is wanted", limit.name,
-                 absl::FormatDuration(value), absl::FormatDuration(options.ceiling));
+    return Error(
+        absl::StatusCode::kInvalidArgument,
+        "watchdog: first_limits.{} ({}) is above ceiling ({}); first limit <= ceiling is wanted",
+        limit.name, absl::FormatDuration(value), absl::FormatDuration(options.ceiling));
   }
   return absl::OkStatus();
 }
@@ -65,10 +73,12 @@ absl::Status ReadDuration(const json& object, const char* name, absl::Duration* 
   const auto found = object.find(key);
   if (found == object.end()) return absl::OkStatus();
   if (!found->is_number_integer()) {
-    return Error(absl::StatusCode::kInvalidArgument, "watchdog options: {} is {}; an integer is wanted", key, found->type_name());
+    return Error(absl::StatusCode::kInvalidArgument,
+                 "watchdog options: {} is {}; an integer is wanted", key, found->type_name());
   }
   const auto nanos = found->get<int64_t>();
-  *value = nanos == std::numeric_limits<int64_t>::max() ? absl::InfiniteDuration() : absl::Nanoseconds(nanos);
+  *value = nanos == std::numeric_limits<int64_t>::max() ? absl::InfiniteDuration()
+                                                        : absl::Nanoseconds(nanos);
   return absl::OkStatus();
 }
 
@@ -76,15 +86,19 @@ absl::Status ReadDuration(const json& object, const char* name, absl::Duration* 
 
 absl::Status Validate(const WatchdogOptions& options) {
   for (const NamedDuration& duration : kDurations) {
-    OUTLAST_RETURN_IF_ERROR(CheckDuration(duration.name, options.*duration.field, duration.may_be_infinite));
+    OUTLAST_RETURN_IF_ERROR(
+        CheckDuration(duration.name, options.*duration.field, duration.may_be_infinite));
   }
   if (options.floor > options.ceiling) {
-    return Error(absl::StatusCode::kInvalidArgument, "watchdog: floor ({}) is above ceiling ({}); floor <= ceiling is wanted",
+    return Error(absl::StatusCode::kInvalidArgument,
+                 "watchdog: floor ({}) is above ceiling ({}); floor <= ceiling is wanted",
                  absl::FormatDuration(options.floor), absl::FormatDuration(options.ceiling));
   }
-  for (const NamedLimit& limit : kFirstLimits) OUTLAST_RETURN_IF_ERROR(CheckFirstLimit(limit, options));
+  for (const NamedLimit& limit : kFirstLimits)
+    OUTLAST_RETURN_IF_ERROR(CheckFirstLimit(limit, options));
   if (options.warm_up_steps < 0) {
-    return Error(absl::StatusCode::kInvalidArgument, "watchdog: warm_up_steps is {}; zero or more is wanted", options.warm_up_steps);
+    return Error(absl::StatusCode::kInvalidArgument,
+                 "watchdog: warm_up_steps is {}; zero or more is wanted", options.warm_up_steps);
   }
   return absl::OkStatus();
 }
@@ -92,7 +106,8 @@ absl::Status Validate(const WatchdogOptions& options) {
 std::string EncodeWatchOptions(const WatchdogOptions& options) {
   json first = json::object();
   for (const NamedLimit& limit : kFirstLimits) {
-    first[std::string(limit.name) + "_ns"] = absl::ToInt64Nanoseconds(options.first_limits.*limit.field);
+    first[std::string(limit.name) + "_ns"] =
+        absl::ToInt64Nanoseconds(options.first_limits.*limit.field);
   }
   json encoded = {{"mode", options.mode == WatchMode::kAct ? "act" : "observe"},
                   {"warm_up_steps", options.warm_up_steps},
@@ -105,26 +120,33 @@ std::string EncodeWatchOptions(const WatchdogOptions& options) {
 
 absl::StatusOr<WatchdogOptions> DecodeWatchOptions(std::string_view text) {
   const json encoded = json::parse(text, nullptr, false);
-  if (!encoded.is_object()) return Error(absl::StatusCode::kInvalidArgument, "watchdog options: no JSON object");
+  if (!encoded.is_object())
+    return Error(absl::StatusCode::kInvalidArgument, "watchdog options: no JSON object");
   WatchdogOptions options;
   if (const auto mode = encoded.find("mode"); mode != encoded.end()) {
     if (*mode != "act" && *mode != "observe") {
-      return Error(absl::StatusCode::kInvalidArgument, "watchdog options: mode is {}; act or observe is wanted",
+      return Error(absl::StatusCode::kInvalidArgument,
+                   "watchdog options: mode is {}; act or observe is wanted",
                    mode->is_string() ? mode->get<std::string>() : mode->type_name());
     }
     options.mode = *mode == "act" ? WatchMode::kAct : WatchMode::kObserve;
   }
   if (const auto steps = encoded.find("warm_up_steps"); steps != encoded.end()) {
-    if (!steps->is_number_integer()) return Error(absl::StatusCode::kInvalidArgument, "watchdog options: warm_up_steps is no integer");
+    if (!steps->is_number_integer())
+      return Error(absl::StatusCode::kInvalidArgument,
+                   "watchdog options: warm_up_steps is no integer");
     options.warm_up_steps = steps->get<int>();
   }
   for (const NamedDuration& duration : kDurations) {
     OUTLAST_RETURN_IF_ERROR(ReadDuration(encoded, duration.name, &(options.*duration.field)));
   }
   if (const auto first = encoded.find("first_limits"); first != encoded.end()) {
-    if (!first->is_object()) return Error(absl::StatusCode::kInvalidArgument, "watchdog options: first_limits is no object");
+    if (!first->is_object())
+      return Error(absl::StatusCode::kInvalidArgument,
+                   "watchdog options: first_limits is no object");
     for (const NamedLimit& limit : kFirstLimits) {
-      OUTLAST_RETURN_IF_ERROR(ReadDuration(*first, limit.name, &(options.first_limits.*limit.field)));
+      OUTLAST_RETURN_IF_ERROR(
+          ReadDuration(*first, limit.name, &(options.first_limits.*limit.field)));
     }
   }
   OUTLAST_RETURN_IF_ERROR(Validate(options));

@@ -1,4 +1,5 @@
-// The watchdog's options on their way from a trainer to its agent: the payload of MessageKind::kWatch.
+// The watchdog's options on their way from a trainer to its agent: the payload of
+// MessageKind::kWatch.
 #pragma once
 
 #include <string>
@@ -9,9 +10,11 @@
 
 namespace outlast {
 
-// {"mode": "act", "poll_ns": ..., "first_limits": {"init_ns": ...}, ...}; an infinite duration is the largest int64.
+// {"mode": "act", "poll_ns": ..., "first_limits": {"init_ns": ...}, ...}; an infinite duration is
+// the largest int64.
 std::string EncodeWatchOptions(const WatchdogOptions& options);
-// kInvalidArgument: no such JSON, naming the field, or options that Validate refuses. Missing fields have their defaults.
+// kInvalidArgument: no such JSON, naming the field, or options that Validate refuses. Missing
+// fields have their defaults.
 absl::StatusOr<WatchdogOptions> DecodeWatchOptions(std::string_view text);
 
 }  // namespace outlast

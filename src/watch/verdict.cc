@@ -18,7 +18,8 @@ bool IsPending(const CommLook& comm) {
 }
 
 bool HasPendingWork(const RankLook& look) {
-  return look.pace.source != LimitSource::kNone || std::any_of(look.comms.begin(), look.comms.end(), IsPending);
+  return look.pace.source != LimitSource::kNone ||
+         std::any_of(look.comms.begin(), look.comms.end(), IsPending);
 }
 
 // The innermost section whose phase says something about what the rank does.
@@ -36,7 +37,8 @@ Phase TellingPhase(const RankLook& look) {
 }
 
 bool HasLeft(const RankLook& look) {
-  return look.has_finished || look.progress.unwinding != 0 || TellingPhase(look) == Phase::kTeardown;
+  return look.has_finished || look.progress.unwinding != 0 ||
+         TellingPhase(look) == Phase::kTeardown;
 }
 
 std::string SectionName(const RankLook& look) {
@@ -49,27 +51,38 @@ std::string SectionName(const RankLook& look) {
 VerdictClass ClassOfLive(const RankLook& look) {
   if (HasLeft(look)) return VerdictClass::kRankLeftEarly;
   switch (TellingPhase(look)) {
-    case Phase::kData: return VerdictClass::kDataLoaderStall;
+    case Phase::kData:
+      return VerdictClass::kDataLoaderStall;
     case Phase::kCheckpointSnapshot:
     case Phase::kCheckpointWrite:
-    case Phase::kRestore: return VerdictClass::kCheckpointStall;
-    case Phase::kCompile: return VerdictClass::kCompileSkew;
-    default: break;
+    case Phase::kRestore:
+      return VerdictClass::kCheckpointStall;
+    case Phase::kCompile:
+      return VerdictClass::kCompileSkew;
+    default:
+      break;
   }
   if (look.process == ProcessState::kUninterruptible) return VerdictClass::kIoStuck;
   if (TellingPhase(look) == Phase::kInit) return VerdictClass::kInitMissing;
-  if (look.pace.source == LimitSource::kDeclared && look.pace.is_over()) return VerdictClass::kSectionOverLimit;
+  if (look.pace.source == LimitSource::kDeclared && look.pace.is_over())
+    return VerdictClass::kSectionOverLimit;
   return VerdictClass::kStuckOutsideComm;
 }
 
 std::string_view ProcessName(ProcessState state) {
   switch (state) {
-    case ProcessState::kUnknown: return "process unknown";
-    case ProcessState::kRunning: return "process alive";
-    case ProcessState::kUninterruptible: return "in uninterruptible sleep (D)";
-    case ProcessState::kStopped: return "process stopped (T)";
-    case ProcessState::kTraced: return "a debugger is attached";
-    case ProcessState::kDead: return "process dead";
+    case ProcessState::kUnknown:
+      return "process unknown";
+    case ProcessState::kRunning:
+      return "process alive";
+    case ProcessState::kUninterruptible:
+      return "in uninterruptible sleep (D)";
+    case ProcessState::kStopped:
+      return "process stopped (T)";
+    case ProcessState::kTraced:
+      return "a debugger is attached";
+    case ProcessState::kDead:
+      return "process dead";
   }
   return "process unknown";
 }
@@ -79,12 +92,14 @@ class Judge {
   Judge(std::span<const RankLooks> looks, const VerdictOptions& options)
       : options_(options), ranks_(looks.begin(), looks.end()) {
     std::erase_if(ranks_, [](const RankLooks& rank) { return rank.second == nullptr; });
-    std::sort(ranks_.begin(), ranks_.end(),
-              [](const RankLooks& a, const RankLooks& b) { return a.second->rank < b.second->rank; });
+    std::sort(ranks_.begin(), ranks_.end(), [](const RankLooks& a, const RankLooks& b) {
+      return a.second->rank < b.second->rank;
+    });
     verdict_.generation = options.generation;
     if (verdict_.generation == 0) {
       for (const RankLooks& rank : ranks_) {
-        if (rank.second->has_data) verdict_.generation = std::max(verdict_.generation, rank.second->progress.generation);
+        if (rank.second->has_data)
+          verdict_.generation = std::max(verdict_.generation, rank.second->progress.generation);
       }
     }
     for (const RankLooks& rank : ranks_) usable_.push_back(Usable(rank));
@@ -101,15 +116,16 @@ class Judge {
   const RankLook& look(int index) const { return *ranks_[static_cast<size_t>(index)].second; }
   bool is_usable(int index) const { return usable_[static_cast<size_t>(index)].second != nullptr; }
   int count() const { return static_cast<int>(ranks_.size()); }
-  // A process that was stopped at the first look and runs again has had no time to move yet: it counts as moving.
+  // A process that was stopped at the first look and runs again has had no time to move yet: it
+  // counts as moving.
   bool has_moved(int index) const {
     const auto& [first, second] = ranks_[static_cast<size_t>(index)];
     if (first == nullptr || second->MovedSince(*first)) return true;
     return first->process == ProcessState::kStopped && second->process != ProcessState::kStopped;
   }
 
-  // The pair with null looks where the tables say nothing of the present: no data, an old generation or incarnation, a new
-  // rank, another process in between.
+  // The pair with null looks where the tables say nothing of the present: no data, an old
+  // generation or incarnation, a new rank, another process in between.
   RankLooks Usable(const RankLooks& rank) {
     const RankLook& now = *rank.second;
     if (!now.has_data) return {};
@@ -119,7 +135,8 @@ class Judge {
       ++verdict_.ignored_looks;
       return {};
     }
-    if (rank.first == nullptr || !rank.first->has_data || rank.first->progress.generation != now.progress.generation ||
+    if (rank.first == nullptr || !rank.first->has_data ||
+        rank.first->progress.generation != now.progress.generation ||
         rank.first->progress.incarnation != now.progress.incarnation) {
       return {};
     }
@@ -131,17 +148,24 @@ class Judge {
     verdict_.confidence = confidence;
     verdict_.reason = std::move(reason);
   }
-  void SayNone(std::string reason) { Say(VerdictClass::kNone, Confidence::kLikely, std::move(reason)); }
+  void SayNone(std::string reason) {
+    Say(VerdictClass::kNone, Confidence::kLikely, std::move(reason));
+  }
 
   void Blame(int index) {
     const RankLook& rank = look(index);
-    Culprit culprit{rank.rank, rank.slot, rank.node, SectionName(rank), TellingPhase(rank), rank.progress.step, rank.pace.age};
-    std::string line = fmt::format("rank {} (slot {}, pid {}): {}, ", rank.rank, rank.slot, rank.progress.pid,
-                                   ProcessName(rank.process));
-    line += culprit.section.empty() ? "outside any section" : fmt::format("in section {}", culprit.section);
-    if (rank.has_data) line += fmt::format(" for {}, step {}", absl::FormatDuration(rank.pace.age), rank.progress.step);
+    Culprit culprit{rank.rank,          rank.slot,          rank.node,    SectionName(rank),
+                    TellingPhase(rank), rank.progress.step, rank.pace.age};
+    std::string line = fmt::format("rank {} (slot {}, pid {}): {}, ", rank.rank, rank.slot,
+                                   rank.progress.pid, ProcessName(rank.process));
+    line += culprit.section.empty() ? "outside any section"
+                                    : fmt::format("in section {}", culprit.section);
+    if (rank.has_data)
+      line +=
+          fmt::format(" for {}, step {}", absl::FormatDuration(rank.pace.age), rank.progress.step);
     if (rank.pace.source != LimitSource::kNone) {
-      line += fmt::format(", {} limit {}", LimitSourceName(rank.pace.source), absl::FormatDuration(rank.pace.limit));
+      line += fmt::format(", {} limit {}", LimitSourceName(rank.pace.source),
+                          absl::FormatDuration(rank.pace.limit));
     }
     if (rank.progress.unwinding != 0) line += ", unwinding";
     if (rank.has_finished) line += ", its work is done";
@@ -168,11 +192,13 @@ class Judge {
   void SayWaiting(const CommFinding& comm, const std::vector<int>& indices) {
     verdict_.comm = comm;
     verdict_.waiting = RankNumbers(indices);
-    verdict_.evidence.push_back(fmt::format("ranks {} wait in operation {} of comm {}{}{}", RankList(verdict_.waiting), comm.seq,
-                                            comm.name, comm.op.empty() ? "" : ": ", comm.op));
+    verdict_.evidence.push_back(fmt::format("ranks {} wait in operation {} of comm {}{}{}",
+                                            RankList(verdict_.waiting), comm.seq, comm.name,
+                                            comm.op.empty() ? "" : ": ", comm.op));
   }
 
-  // ---- Rule 1 --------------------------------------------------------------------------------------------------------
+  // ---- Rule 1
+  // --------------------------------------------------------------------------------------------------------
 
   bool JudgeExpired() {
     if (!options_.needs_expired_deadline) return false;
@@ -218,7 +244,8 @@ class Judge {
     for (int i = 0; i < count(); ++i) {
       const ProcessState process = look(i).process;
       if (process == ProcessState::kTraced) {
-        Say(VerdictClass::kFrozen, Confidence::kCertain, fmt::format("a debugger is attached to rank {}", look(i).rank));
+        Say(VerdictClass::kFrozen, Confidence::kCertain,
+            fmt::format("a debugger is attached to rank {}", look(i).rank));
         return true;
       }
       if (process == ProcessState::kUnknown || process == ProcessState::kDead) continue;
@@ -230,7 +257,8 @@ class Judge {
       const auto [stopped, alive] = states;
       // A node's only rank may well be a culprit, unless there is nobody else.
       if (alive > 0 || (stopped == 1 && running > 0)) continue;
-      Say(VerdictClass::kFrozen, Confidence::kCertain, fmt::format("all ranks of node {} are stopped", node));
+      Say(VerdictClass::kFrozen, Confidence::kCertain,
+          fmt::format("all ranks of node {} are stopped", node));
       return true;
     }
     return false;
@@ -242,7 +270,8 @@ class Judge {
     for (int i = 0; i < count(); ++i) {
       has_pending = has_pending || HasPendingWork(look(i));
       const RankLook* before = ranks_[static_cast<size_t>(i)].first;
-      if (look(i).process == ProcessState::kStopped && before != nullptr && before->process == ProcessState::kStopped) {
+      if (look(i).process == ProcessState::kStopped && before != nullptr &&
+          before->process == ProcessState::kStopped) {
         stopped.push_back(i);
       }
     }
@@ -252,20 +281,25 @@ class Judge {
     for (const auto* groups : {&Graph().groups, &Graph().full}) {
       for (const WaitGroup& group : *groups) {
         std::vector<int> others = group.waiting;
-        std::erase_if(others, [&](int index) { return std::count(stopped.begin(), stopped.end(), index) > 0; });
+        std::erase_if(others, [&](int index) {
+          return std::count(stopped.begin(), stopped.end(), index) > 0;
+        });
         if (others.empty() || !waiting.empty()) continue;
         waiting = others;
         SayWaiting(group.comm, waiting);
       }
     }
-    Say(VerdictClass::kStopped, Confidence::kLikely, fmt::format("rank {} is stopped while its peers run", CulpritList()));
+    Say(VerdictClass::kStopped, Confidence::kLikely,
+        fmt::format("rank {} is stopped while its peers run", CulpritList()));
     return true;
   }
 
-  // ---- Rules 2 to 6 --------------------------------------------------------------------------------------------------
+  // ---- Rules 2 to 6
+  // --------------------------------------------------------------------------------------------------
 
   void JudgeWork() {
-    if (std::none_of(ranks_.begin(), ranks_.end(), [](const RankLooks& rank) { return HasPendingWork(*rank.second); })) {
+    if (std::none_of(ranks_.begin(), ranks_.end(),
+                     [](const RankLooks& rank) { return HasPendingWork(*rank.second); })) {
       return SayNone("nothing is pending");
     }
     const WaitGraph& graph = Graph();
@@ -298,8 +332,10 @@ class Judge {
         verdict_.ambiguous ? Confidence::kWeak
         : is_clear         ? Confidence::kCertain
                            : Confidence::kLikely,
-        fmt::format("operation {} of comm {} differs in {}: {}", found.first_seq, found.comm.name, found.kind,
-                    verdict_.ambiguous ? "a tie" : fmt::format("rank {} is the minority", CulpritList())));
+        fmt::format(
+            "operation {} of comm {} differs in {}: {}", found.first_seq, found.comm.name,
+            found.kind,
+            verdict_.ambiguous ? "a tie" : fmt::format("rank {} is the minority", CulpritList())));
   }
 
   // The groups that wait for one of `indices`.
@@ -334,7 +370,8 @@ class Judge {
         guilty.push_back(index);
       } else if (has_moved(index)) {
         spared.push_back(index);
-      } else if (look(index).pace.is_past_limit() || !options_.needs_expired_deadline || HasFirmWaiter(GroupsWaitingFor({index}))) {
+      } else if (look(index).pace.is_past_limit() || !options_.needs_expired_deadline ||
+                 HasFirmWaiter(GroupsWaitingFor({index}))) {
         guilty.push_back(index);
       } else {
         spared.push_back(index);
@@ -348,15 +385,18 @@ class Judge {
       const RankLook& rank = look(spared.front());
       const bool moved = has_moved(spared.front());
       SayNone(moved ? fmt::format("rank {} moves: slow, not hung", rank.rank)
-                    : fmt::format("rank {} is within its own limit of {} ({})", rank.rank,
-                                  absl::FormatDuration(rank.pace.limit),
-                                  rank.pace.section.empty() ? "outside any section" : rank.pace.section));
+                    : fmt::format(
+                          "rank {} is within its own limit of {} ({})", rank.rank,
+                          absl::FormatDuration(rank.pace.limit),
+                          rank.pace.section.empty() ? "outside any section" : rank.pace.section));
       return false;
     }
     const auto groups = GroupsWaitingFor(unknown);
     SayWaiting(groups.front()->comm, groups.front()->waiting);
-    verdict_.evidence.push_back(fmt::format("nothing is known of ranks {}, for which they wait", RankList(RankNumbers(unknown))));
-    Say(VerdictClass::kCommStuckUnknown, Confidence::kWeak, "the ranks that are waited for cannot be read");
+    verdict_.evidence.push_back(fmt::format("nothing is known of ranks {}, for which they wait",
+                                            RankList(RankNumbers(unknown))));
+    Say(VerdictClass::kCommStuckUnknown, Confidence::kWeak,
+        "the ranks that are waited for cannot be read");
     return true;
   }
 
@@ -374,23 +414,27 @@ class Judge {
     bool is_declared = false;
     for (const int index : guilty) {
       VerdictClass of_rank = ClassOfLive(look(index));
-      if (of_rank == VerdictClass::kStuckOutsideComm && in_init) of_rank = VerdictClass::kInitMissing;
+      if (of_rank == VerdictClass::kStuckOutsideComm && in_init)
+        of_rank = VerdictClass::kInitMissing;
       found = std::min(found, of_rank);
       const Pace& pace = look(index).pace;
       is_declared = is_declared || (pace.source == LimitSource::kDeclared && pace.is_over());
       Blame(index);
     }
-    const Confidence confidence = is_declared    ? Confidence::kCertain
+    const Confidence confidence = is_declared   ? Confidence::kCertain
                                   : is_complete ? Confidence::kLikely
                                                 : Confidence::kWeak;
     const std::string section = verdict_.culprits.front().section;
     Say(found, confidence,
         fmt::format("rank {} is {}{}", CulpritList(),
                     section.empty() ? "outside any section" : fmt::format("in section {}", section),
-                    groups.empty() ? ", past its limit" : fmt::format(", and ranks {} wait for it", RankList(verdict_.waiting))));
+                    groups.empty()
+                        ? ", past its limit"
+                        : fmt::format(", and ranks {} wait for it", RankList(verdict_.waiting))));
   }
 
-  // Nobody that could be blamed is waited for: who is past a limit of its own, and waits for nobody?
+  // Nobody that could be blamed is waited for: who is past a limit of its own, and waits for
+  // nobody?
   bool SayOverLimit(const std::vector<char>& waits) {
     std::vector<char> in_full(ranks_.size(), 0);
     for (const WaitGroup& group : Graph().full) {
@@ -400,7 +444,9 @@ class Judge {
     for (int i = 0; i < count(); ++i) {
       const auto at = static_cast<size_t>(i);
       const bool is_firm = look(i).pace.source == LimitSource::kDeclared;
-      if (waits[at] || (in_full[at] && !is_firm) || !is_usable(i) || !look(i).pace.is_over() || has_moved(i)) continue;
+      if (waits[at] || (in_full[at] && !is_firm) || !is_usable(i) || !look(i).pace.is_over() ||
+          has_moved(i))
+        continue;
       guilty.push_back(i);
     }
     if (guilty.empty()) return false;
@@ -410,20 +456,25 @@ class Judge {
 
   bool SayAllJoined() {
     for (const WaitGroup& group : Graph().full) {
-      const bool is_over = std::any_of(group.waiting.begin(), group.waiting.end(), [this](int index) {
-        return look(index).pace.is_over() || !options_.needs_expired_deadline;
-      });
+      const bool is_over =
+          std::any_of(group.waiting.begin(), group.waiting.end(), [this](int index) {
+            return look(index).pace.is_over() || !options_.needs_expired_deadline;
+          });
       if (!is_over) continue;
       SayWaiting(group.comm, group.waiting);
-      verdict_.evidence.push_back("all members joined it with equal signatures; candidates are all of them");
-      Say(VerdictClass::kCommStuckUnknown, group.is_complete ? Confidence::kLikely : Confidence::kWeak,
-          fmt::format("operation {} of comm {} does not finish although all joined", group.comm.seq, group.comm.name));
+      verdict_.evidence.push_back(
+          "all members joined it with equal signatures; candidates are all of them");
+      Say(VerdictClass::kCommStuckUnknown,
+          group.is_complete ? Confidence::kLikely : Confidence::kWeak,
+          fmt::format("operation {} of comm {} does not finish although all joined", group.comm.seq,
+                      group.comm.name));
       return true;
     }
     return false;
   }
 
-  // ---- Cycles --------------------------------------------------------------------------------------------------------
+  // ---- Cycles
+  // --------------------------------------------------------------------------------------------------------
 
   // The first group in which the rank waits.
   const WaitGroup* GroupOf(int index) {
@@ -433,7 +484,8 @@ class Judge {
     return nullptr;
   }
 
-  // Every awaited rank waits itself, so following the edges from anywhere ends in a cycle; the lowest rank starts.
+  // Every awaited rank waits itself, so following the edges from anywhere ends in a cycle; the
+  // lowest rank starts.
   void SayCycle() {
     std::vector<int> path;
     std::vector<const WaitGroup*> through;
@@ -459,10 +511,12 @@ class Judge {
   void SayCycleAlong(const std::vector<int>& path, const std::vector<const WaitGroup*>& through) {
     for (size_t i = 0; i < path.size(); ++i) {
       const int next = look(path[(i + 1) % path.size()]).rank;
-      verdict_.evidence.push_back(fmt::format("rank {} waits for rank {} in operation {} of comm {}", look(path[i]).rank, next,
-                                              through[i]->comm.seq, through[i]->comm.name));
+      verdict_.evidence.push_back(
+          fmt::format("rank {} waits for rank {} in operation {} of comm {}", look(path[i]).rank,
+                      next, through[i]->comm.seq, through[i]->comm.name));
       verdict_.cycle.push_back(look(path[i]).rank);
-      if (through[i]->is_pair && verdict_.kind.empty()) verdict_.kind = fmt::format("{}->{}", look(path[i]).rank, next);
+      if (through[i]->is_pair && verdict_.kind.empty())
+        verdict_.kind = fmt::format("{}->{}", look(path[i]).rank, next);
     }
     verdict_.comm = through.front()->comm;
     verdict_.waiting = RankNumbers(path);
@@ -472,9 +526,10 @@ class Judge {
     const bool is_pair = !verdict_.kind.empty();
     Say(is_pair ? VerdictClass::kP2pUnmatched : VerdictClass::kCollectiveOrderDeadlock,
         is_complete ? Confidence::kLikely : Confidence::kWeak,
-        is_pair ? fmt::format("the send or receive {} has no partner", verdict_.kind)
-                : fmt::format("ranks {} wait for each other: operations were issued in opposite orders",
-                              RankList(verdict_.waiting)));
+        is_pair
+            ? fmt::format("the send or receive {} has no partner", verdict_.kind)
+            : fmt::format("ranks {} wait for each other: operations were issued in opposite orders",
+                          RankList(verdict_.waiting)));
   }
 
   const WaitGraph& Graph() {
@@ -501,13 +556,15 @@ class Judge {
 }  // namespace
 
 bool RankLook::MovedSince(const RankLook& earlier) const {
-  if (progress.incarnation != earlier.progress.incarnation || progress.MovedSince(earlier.progress)) return true;
+  if (progress.incarnation != earlier.progress.incarnation || progress.MovedSince(earlier.progress))
+    return true;
   if (comms.size() != earlier.comms.size()) return true;
   for (size_t i = 0; i < comms.size(); ++i) {
     const CommSnapshot& a = comms[i].row;
     const CommSnapshot& b = earlier.comms[i].row;
     const auto counters = [](const CommSnapshot& row) {
-      return std::tuple(row.id_hash, row.state, row.api_seq, row.launched_seq, row.started_seq, row.done_seq);
+      return std::tuple(row.id_hash, row.state, row.api_seq, row.launched_seq, row.started_seq,
+                        row.done_seq);
     };
     if (counters(a) != counters(b)) return true;
   }
@@ -516,42 +573,66 @@ bool RankLook::MovedSince(const RankLook& earlier) const {
 
 std::string_view LimitSourceName(LimitSource source) {
   switch (source) {
-    case LimitSource::kNone: return "no";
-    case LimitSource::kConfigured: return "configured";
-    case LimitSource::kLearned: return "learned";
-    case LimitSource::kDeclared: return "declared";
+    case LimitSource::kNone:
+      return "no";
+    case LimitSource::kConfigured:
+      return "configured";
+    case LimitSource::kLearned:
+      return "learned";
+    case LimitSource::kDeclared:
+      return "declared";
   }
   return "unknown";
 }
 
 std::string_view VerdictClassName(VerdictClass verdict_class) {
   switch (verdict_class) {
-    case VerdictClass::kNone: return "none";
-    case VerdictClass::kFrozen: return "frozen";
-    case VerdictClass::kStopped: return "stopped";
-    case VerdictClass::kProcessDead: return "process_dead";
-    case VerdictClass::kMissingRank: return "missing_rank";
-    case VerdictClass::kRankLeftEarly: return "rank_left_early";
-    case VerdictClass::kDesync: return "desync";
-    case VerdictClass::kP2pUnmatched: return "p2p_unmatched";
-    case VerdictClass::kCollectiveOrderDeadlock: return "collective_order_deadlock";
-    case VerdictClass::kDataLoaderStall: return "data_loader_stall";
-    case VerdictClass::kCheckpointStall: return "checkpoint_stall";
-    case VerdictClass::kCompileSkew: return "compile_skew";
-    case VerdictClass::kIoStuck: return "io_stuck";
-    case VerdictClass::kInitMissing: return "init_missing";
-    case VerdictClass::kSectionOverLimit: return "section_over_limit";
-    case VerdictClass::kStuckOutsideComm: return "stuck_outside_comm";
-    case VerdictClass::kCommStuckUnknown: return "comm_stuck_unknown";
+    case VerdictClass::kNone:
+      return "none";
+    case VerdictClass::kFrozen:
+      return "frozen";
+    case VerdictClass::kStopped:
+      return "stopped";
+    case VerdictClass::kProcessDead:
+      return "process_dead";
+    case VerdictClass::kMissingRank:
+      return "missing_rank";
+    case VerdictClass::kRankLeftEarly:
+      return "rank_left_early";
+    case VerdictClass::kDesync:
+      return "desync";
+    case VerdictClass::kP2pUnmatched:
+      return "p2p_unmatched";
+    case VerdictClass::kCollectiveOrderDeadlock:
+      return "collective_order_deadlock";
+    case VerdictClass::kDataLoaderStall:
+      return "data_loader_stall";
+    case VerdictClass::kCheckpointStall:
+      return "checkpoint_stall";
+    case VerdictClass::kCompileSkew:
+      return "compile_skew";
+    case VerdictClass::kIoStuck:
+      return "io_stuck";
+    case VerdictClass::kInitMissing:
+      return "init_missing";
+    case VerdictClass::kSectionOverLimit:
+      return "section_over_limit";
+    case VerdictClass::kStuckOutsideComm:
+      return "stuck_outside_comm";
+    case VerdictClass::kCommStuckUnknown:
+      return "comm_stuck_unknown";
   }
   return "unknown";
 }
 
 std::string_view ConfidenceName(Confidence confidence) {
   switch (confidence) {
-    case Confidence::kWeak: return "weak";
-    case Confidence::kLikely: return "likely";
-    case Confidence::kCertain: return "certain";
+    case Confidence::kWeak:
+      return "weak";
+    case Confidence::kLikely:
+      return "likely";
+    case Confidence::kCertain:
+      return "certain";
   }
   return "unknown";
 }
@@ -568,6 +649,8 @@ std::string RankList(std::span<const int> ranks) {
   return text;
 }
 
-Verdict JudgeRanks(std::span<const RankLooks> looks, const VerdictOptions& options) { return Judge(looks, options).Run(); }
+Verdict JudgeRanks(std::span<const RankLooks> looks, const VerdictOptions& options) {
+  return Judge(looks, options).Run();
+}
 
 }  // namespace outlast

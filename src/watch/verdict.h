@@ -1,17 +1,19 @@
 // Who hangs, and why: a pure function over two looks at every rank.
 //
-// A look is what the agent sees without the rank's help: its process in /proc and its black box. Rules, in this order:
+// A look is what the agent sees without the rank's help: its process in /proc and its black box.
+// Rules, in this order:
 //   1 liveness    dead, frozen (all stopped, or a debugger), stopped
 //   2 progress    what moved between the looks is slow, not hung
 //   3 agreement   members that entered the same operation with different signatures: desync
-//   4 waiting     who joined an operation waits for who did not; the root of that graph is the culprit
-//   5 cycle       waiting without a root: operations issued in opposite orders
-//   6 all joined  the operation itself is stuck
+//   4 waiting     who joined an operation waits for who did not; the root of that graph is the
+//   culprit 5 cycle       waiting without a root: operations issued in opposite orders 6 all joined
+//   the operation itself is stuck
 //
-// Two departures from the plain rules, both against false kills. A live root that is within its *own* limit (declared,
-// configured or learned) is not blamed yet, although the ranks that wait for it are past theirs: rank 0 saves or evaluates
-// while the others wait. Only a waiting rank's declared limit, which is firm, overrules that. And an unwinding root is
-// rank_left_early whatever section its exception is leaving: it will not come.
+// Two departures from the plain rules, both against false kills. A live root that is within its
+// *own* limit (declared, configured or learned) is not blamed yet, although the ranks that wait for
+// it are past theirs: rank 0 saves or evaluates while the others wait. Only a waiting rank's
+// declared limit, which is firm, overrules that. And an unwinding root is rank_left_early whatever
+// section its exception is leaving: it will not come.
 #pragma once
 
 #include <cstdint>
@@ -54,8 +56,9 @@ struct Pace {
 
 struct CommLook {
   CommSnapshot row;
-  std::vector<KeptOperation> operations;                 // of comms with something pending
-  std::shared_ptr<const std::vector<uint32_t>> members;  // ranks of the world; null or empty: the row has no list
+  std::vector<KeptOperation> operations;  // of comms with something pending
+  std::shared_ptr<const std::vector<uint32_t>>
+      members;  // ranks of the world; null or empty: the row has no list
 };
 
 // A rank's evidence at one look. Ranks without data are unknown, never "also hung".
@@ -66,8 +69,9 @@ struct RankLook {
   bool has_data = false;     // the rank's tables could be read
   uint64_t incarnation = 0;  // of the slot's present process as the agent knows it; 0: not told
   ProcessState process = ProcessState::kUnknown;
-  std::optional<int> exit_code;  // of a dead process, where known; 128 + signal for one that was killed
-  bool has_finished = false;     // its body returned OK: it enters nothing any more
+  std::optional<int>
+      exit_code;  // of a dead process, where known; 128 + signal for one that was killed
+  bool has_finished = false;  // its body returned OK: it enters nothing any more
   ProgressSnapshot progress;
   std::vector<CommLook> comms;
   std::vector<PairRow> pairs;
@@ -138,18 +142,22 @@ struct Verdict {
   uint64_t first_divergent_seq = 0;  // 0: none
   std::vector<int> cycle;            // each waits for the next, the last for the first
   std::vector<std::string> evidence;
-  std::string reason;    // one line
+  std::string reason;     // one line
   int ignored_looks = 0;  // of old incarnations and generations
 
   // Something for people or the ladder to do.
-  bool is_finding() const { return verdict_class != VerdictClass::kNone && verdict_class != VerdictClass::kFrozen; }
+  bool is_finding() const {
+    return verdict_class != VerdictClass::kNone && verdict_class != VerdictClass::kFrozen;
+  }
   bool operator==(const Verdict&) const = default;
 };
 
 struct VerdictOptions {
   int world = 1;
-  uint64_t generation = 0;  // looks of other generations are ignored and counted; 0: the newest there is
-  // An expired deadline starts a judgement. False: judge tables that carry none, such as saved ones.
+  uint64_t generation =
+      0;  // looks of other generations are ignored and counted; 0: the newest there is
+  // An expired deadline starts a judgement. False: judge tables that carry none, such as saved
+  // ones.
   bool needs_expired_deadline = true;
 };
 

@@ -12,7 +12,9 @@
 namespace outlast {
 namespace {
 
-bool IsLive(const CommSnapshot& row) { return row.state == CommState::kInit || row.state == CommState::kReady; }
+bool IsLive(const CommSnapshot& row) {
+  return row.state == CommState::kInit || row.state == CommState::kReady;
+}
 
 const CommLook* FindComm(const RankLook& look, uint64_t id_hash) {
   for (const CommLook& comm : look.comms) {
@@ -22,7 +24,8 @@ const CommLook* FindComm(const RankLook& look, uint64_t id_hash) {
 }
 
 const KeptOperation* FindOperation(const CommLook& comm, uint64_t seq) {
-  for (auto operation = comm.operations.rbegin(); operation != comm.operations.rend(); ++operation) {
+  for (auto operation = comm.operations.rbegin(); operation != comm.operations.rend();
+       ++operation) {
     if (operation->seq == seq) return &*operation;
   }
   return nullptr;
@@ -36,10 +39,12 @@ struct Member {
 
   bool knows_done() const { return second->row.done_seq != kUnknownSeq; }
   bool has_joined(uint64_t seq) const { return second->row.api_seq >= seq; }
-  bool may_wait(uint64_t seq) const { return has_joined(seq) && (!knows_done() || second->row.done_seq < seq); }
+  bool may_wait(uint64_t seq) const {
+    return has_joined(seq) && (!knows_done() || second->row.done_seq < seq);
+  }
   bool is_still() const {
-    return first != nullptr && first->row.api_seq == second->row.api_seq && first->row.done_seq == second->row.done_seq &&
-           first->row.state == second->row.state;
+    return first != nullptr && first->row.api_seq == second->row.api_seq &&
+           first->row.done_seq == second->row.done_seq && first->row.state == second->row.state;
   }
 };
 
@@ -58,7 +63,9 @@ class Builder {
   }
 
  private:
-  bool is_usable(size_t index) const { return ranks_[index].first != nullptr && ranks_[index].second->has_data; }
+  bool is_usable(size_t index) const {
+    return ranks_[index].first != nullptr && ranks_[index].second->has_data;
+  }
 
   std::map<uint64_t, std::vector<Member>> CollectComms() const {
     std::map<uint64_t, std::vector<Member>> comms;
@@ -66,22 +73,26 @@ class Builder {
       if (!is_usable(i)) continue;
       for (const CommLook& comm : ranks_[i].second->comms) {
         if (!IsLive(comm.row)) continue;
-        comms[comm.row.id_hash].push_back({static_cast<int>(i), FindComm(*ranks_[i].first, comm.row.id_hash), &comm});
+        comms[comm.row.id_hash].push_back(
+            {static_cast<int>(i), FindComm(*ranks_[i].first, comm.row.id_hash), &comm});
       }
     }
     return comms;
   }
 
-  // Indices of the ranks that belong to the communicator, ascending; `is_complete` is false when some are not known.
+  // Indices of the ranks that belong to the communicator, ascending; `is_complete` is false when
+  // some are not known.
   std::vector<int> MembersOf(const std::vector<Member>& rows, bool* is_complete) const {
     std::vector<int> indices;
     const CommLook* listed = nullptr;
     for (const Member& member : rows) {
-      if (member.second->members != nullptr && !member.second->members->empty()) listed = member.second;
+      if (member.second->members != nullptr && !member.second->members->empty())
+        listed = member.second;
     }
     if (listed != nullptr) {
       for (const uint32_t rank : *listed->members) {
-        if (const auto found = index_of_rank_.find(static_cast<int>(rank)); found != index_of_rank_.end()) {
+        if (const auto found = index_of_rank_.find(static_cast<int>(rank));
+            found != index_of_rank_.end()) {
           indices.push_back(found->second);
         }
       }
@@ -95,10 +106,12 @@ class Builder {
     return indices;
   }
 
-  // The lowest operation that some member entered and is not known to have finished; nullopt: nothing is pending.
-  // Seq 0 is the communicator's init.
+  // The lowest operation that some member entered and is not known to have finished; nullopt:
+  // nothing is pending. Seq 0 is the communicator's init.
   static std::optional<uint64_t> PendingSeq(const std::vector<Member>& rows, size_t members) {
-    const auto in_init = [](const Member& member) { return member.second->row.state == CommState::kInit; };
+    const auto in_init = [](const Member& member) {
+      return member.second->row.state == CommState::kInit;
+    };
     if (std::any_of(rows.begin(), rows.end(), in_init)) return 0;
     uint64_t lowest_api = rows.size() < members ? 0 : kUnknownSeq;
     uint64_t highest_api = 0;
@@ -111,8 +124,10 @@ class Builder {
         pending = std::min(pending.value_or(kUnknownSeq), member.second->row.done_seq + 1);
       }
     }
-    const bool unknown_done = std::any_of(rows.begin(), rows.end(), [](const Member& m) { return !m.knows_done(); });
-    if (unknown_done && highest_api > lowest_api) pending = std::min(pending.value_or(kUnknownSeq), lowest_api + 1);
+    const bool unknown_done =
+        std::any_of(rows.begin(), rows.end(), [](const Member& m) { return !m.knows_done(); });
+    if (unknown_done && highest_api > lowest_api)
+      pending = std::min(pending.value_or(kUnknownSeq), lowest_api + 1);
     return pending;
   }
 
@@ -121,7 +136,8 @@ class Builder {
     const std::vector<int> members = MembersOf(rows, &group.is_complete);
     const std::optional<uint64_t> seq = PendingSeq(rows, members.size());
     if (!seq) return;
-    group.comm = {rows.front().second->row.name, rows.front().second->row.id_hash, *seq, *seq == 0 ? "init" : ""};
+    group.comm = {rows.front().second->row.name, rows.front().second->row.id_hash, *seq,
+                  *seq == 0 ? "init" : ""};
     group.kind = rows.front().second->row.kind;
     std::vector<const Member*> row_of(ranks_.size(), nullptr);
     for (const Member& member : rows) row_of[static_cast<size_t>(member.index)] = &member;
@@ -131,7 +147,8 @@ class Builder {
       if (member == nullptr || !(*seq == 0 ? true : member->has_joined(*seq))) {
         group.missing.push_back(index);
         if (!is_usable(static_cast<size_t>(index))) group.is_complete = false;
-      } else if (*seq == 0 ? member->second->row.state == CommState::kInit : member->may_wait(*seq)) {
+      } else if (*seq == 0 ? member->second->row.state == CommState::kInit
+                           : member->may_wait(*seq)) {
         if (!member->is_still()) return;  // the operation moves: slow, not hung
         group.waiting.push_back(index);
         if (!member->knows_done()) group.is_complete = false;
@@ -142,7 +159,8 @@ class Builder {
     (group.missing.empty() ? graph_.full : graph_.groups).push_back(std::move(group));
   }
 
-  // ---- Signatures ----------------------------------------------------------------------------------------------------
+  // ---- Signatures
+  // ----------------------------------------------------------------------------------------------------
 
   struct Side {
     const KeptOperation* operation;
@@ -152,7 +170,8 @@ class Builder {
   static std::vector<Side> SidesAt(const std::vector<Member>& rows, uint64_t seq) {
     std::vector<Side> sides;
     for (const Member& member : rows) {
-      const KeptOperation* operation = member.has_joined(seq) ? FindOperation(*member.second, seq) : nullptr;
+      const KeptOperation* operation =
+          member.has_joined(seq) ? FindOperation(*member.second, seq) : nullptr;
       if (operation == nullptr) continue;
       const auto same = std::find_if(sides.begin(), sides.end(), [&](const Side& side) {
         return Agree(side.operation->operation, operation->operation);
@@ -171,12 +190,14 @@ class Builder {
     if (operation.known & kKnowsFunction) text += fmt::format("function {}", operation.function);
     if (operation.known & kKnowsCount) text += fmt::format(" count {}", operation.count);
     if (operation.known & kKnowsDatatype) text += fmt::format(" datatype {}", operation.datatype);
-    if (operation.known & kKnowsReduction) text += fmt::format(" reduction {}", operation.reduction);
+    if (operation.known & kKnowsReduction)
+      text += fmt::format(" reduction {}", operation.reduction);
     if (operation.known & kKnowsRoot) text += fmt::format(" root {}", operation.root);
     return text.empty() ? "unknown operation" : text;
   }
 
-  // Whether one side is a step ahead of the other in the same sequence: an operation was skipped, added or swapped.
+  // Whether one side is a step ahead of the other in the same sequence: an operation was skipped,
+  // added or swapped.
   static bool IsShifted(const Side& a, const Side& b, uint64_t seq) {
     const auto matches_later = [seq](const Side& ahead, const Side& behind) {
       const KeptOperation* later = FindOperation(*behind.members.front()->second, seq + 1);
@@ -211,8 +232,9 @@ class Builder {
       sides = std::move(earlier);
       --first;
     }
-    std::stable_sort(sides.begin(), sides.end(),
-                     [](const Side& a, const Side& b) { return a.members.size() > b.members.size(); });
+    std::stable_sort(sides.begin(), sides.end(), [](const Side& a, const Side& b) {
+      return a.members.size() > b.members.size();
+    });
     const bool is_tie = sides[0].members.size() == sides[1].members.size();
     Divergence found;
     found.comm = group->comm;
@@ -230,7 +252,8 @@ class Builder {
     graph_.divergences.push_back(std::move(found));
   }
 
-  // ---- Sends and receives --------------------------------------------------------------------------------------------
+  // ---- Sends and receives
+  // --------------------------------------------------------------------------------------------
 
   static const PairRow* FindPair(const RankLook& look, uint64_t comm, uint32_t peer) {
     for (const PairRow& pair : look.pairs) {
@@ -242,7 +265,8 @@ class Builder {
   // Peers are ranks in the communicator.
   std::optional<int> IndexOfPeer(const CommLook* comm, uint32_t peer) const {
     uint32_t rank = peer;
-    if (comm != nullptr && comm->members != nullptr && peer < comm->members->size()) rank = (*comm->members)[peer];
+    if (comm != nullptr && comm->members != nullptr && peer < comm->members->size())
+      rank = (*comm->members)[peer];
     const auto found = index_of_rank_.find(static_cast<int>(rank));
     return found == index_of_rank_.end() ? std::nullopt : std::optional<int>(found->second);
   }
@@ -257,24 +281,31 @@ class Builder {
   // Counters alone: the order of sends and receives may differ between the two sides.
   void JudgePair(int index, const PairRow& mine) {
     const RankLook& look = *ranks_[static_cast<size_t>(index)].second;
-    const PairRow* before = FindPair(*ranks_[static_cast<size_t>(index)].first, mine.comm, mine.peer);
-    if (before == nullptr || before->sends_done != mine.sends_done || before->receives_done != mine.receives_done) return;
+    const PairRow* before =
+        FindPair(*ranks_[static_cast<size_t>(index)].first, mine.comm, mine.peer);
+    if (before == nullptr || before->sends_done != mine.sends_done ||
+        before->receives_done != mine.receives_done)
+      return;
     const CommLook* comm = FindComm(look, mine.comm);
     const std::optional<int> peer = IndexOfPeer(comm, mine.peer);
     if (!peer) return;
     const RankLooks& other = ranks_[static_cast<size_t>(*peer)];
     const bool has_other = is_usable(static_cast<size_t>(*peer));
     const PairRow* theirs =
-        has_other ? FindPair(*other.second, mine.comm, comm != nullptr ? comm->row.my_rank : static_cast<uint32_t>(look.rank))
+        has_other ? FindPair(*other.second, mine.comm,
+                             comm != nullptr ? comm->row.my_rank : static_cast<uint32_t>(look.rank))
                   : nullptr;
     const uint64_t received = theirs == nullptr ? 0 : theirs->receives_entered;
     const uint64_t sent = theirs == nullptr ? 0 : theirs->sends_entered;
-    const bool waits_to_send = mine.sends_entered > mine.sends_done && received < mine.sends_entered;
-    const bool waits_to_receive = mine.receives_entered > mine.receives_done && sent < mine.receives_entered;
+    const bool waits_to_send =
+        mine.sends_entered > mine.sends_done && received < mine.sends_entered;
+    const bool waits_to_receive =
+        mine.receives_entered > mine.receives_done && sent < mine.receives_entered;
     if (!waits_to_send && !waits_to_receive) return;
     WaitGroup group;
     group.comm = {comm == nullptr ? "" : comm->row.name, mine.comm,
-                  waits_to_send ? mine.sends_entered : mine.receives_entered, waits_to_send ? "send" : "receive"};
+                  waits_to_send ? mine.sends_entered : mine.receives_entered,
+                  waits_to_send ? "send" : "receive"};
     group.waiting = {index};
     group.missing = {*peer};
     group.is_pair = true;
@@ -290,6 +321,8 @@ class Builder {
 
 }  // namespace
 
-WaitGraph BuildWaitGraph(std::span<const RankLooks> ranks, int world) { return Builder(ranks, world).Build(); }
+WaitGraph BuildWaitGraph(std::span<const RankLooks> ranks, int world) {
+  return Builder(ranks, world).Build();
+}
 
 }  // namespace outlast

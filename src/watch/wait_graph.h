@@ -9,14 +9,15 @@
 
 namespace outlast {
 
-// What one stuck operation says: `waiting` joined it, `missing` did not. Numbers index the ranks that were given.
+// What one stuck operation says: `waiting` joined it, `missing` did not. Numbers index the ranks
+// that were given.
 struct WaitGroup {
   CommFinding comm;
   CommKind kind = CommKind::kOther;
   std::vector<int> waiting;
   std::vector<int> missing;
-  bool is_pair = false;      // a send or a receive: waiting[0] -> missing[0]
-  bool is_complete = true;   // every member and its progress are known
+  bool is_pair = false;     // a send or a receive: waiting[0] -> missing[0]
+  bool is_complete = true;  // every member and its progress are known
 };
 
 // Members of one operation that entered it with different signatures.
@@ -27,7 +28,7 @@ struct Divergence {
   std::vector<int> minority;  // of a tie: all sides
   std::vector<int> majority;  // empty for a tie
   std::vector<int> waiting;
-  std::string detail;         // "all_reduce of 1024 against ..."
+  std::string detail;  // "all_reduce of 1024 against ..."
 };
 
 struct WaitGraph {

@@ -39,10 +39,12 @@ void PrintOwnStacks() {
   posix_spawn_file_actions_init(&files);
   posix_spawn_file_actions_adddup2(&files, STDERR_FILENO, STDOUT_FILENO);
   pid_t child = 0;
-  const int error = posix_spawnp(&child, "eu-stack", &files, nullptr, const_cast<char**>(arguments.data()), environ);
+  const int error = posix_spawnp(&child, "eu-stack", &files, nullptr,
+                                 const_cast<char**>(arguments.data()), environ);
   posix_spawn_file_actions_destroy(&files);
   if (error != 0) {
-    fmt::print(stderr, "outlast: no stacks: eu-stack did not start ({}); it is in the package elfutils\n",
+    fmt::print(stderr,
+               "outlast: no stacks: eu-stack did not start ({}); it is in the package elfutils\n",
                MessageOf(ErrnoStatus(error, "eu-stack")));
     return;
   }
@@ -62,13 +64,18 @@ void PrintOwnStacks() {
 
 }  // namespace
 
-// ---- Without an agent ------------------------------------------------------------------------------------------------
+// ---- Without an agent
+// ------------------------------------------------------------------------------------------------
 
 // A thread that polls this process's own black box. It can name and print; there is nobody to act.
 class Watchdog::Local {
  public:
   Local(Run& run, const WatchdogOptions& options, LookReader reader)
-      : run_(run), options_(options), reader_(std::move(reader)), state_(options, run.world()), thread_([this] { Main(); }) {}
+      : run_(run),
+        options_(options),
+        reader_(std::move(reader)),
+        state_(options, run.world()),
+        thread_([this] { Main(); }) {}
   ~Local() { Stop(); }
 
   void Stop() {
@@ -113,7 +120,8 @@ class Watchdog::Local {
   }
 
   void Report(const Verdict& verdict) {
-    fmt::print(stderr, "outlast: {}: {}\n", VerdictClassName(verdict.verdict_class), verdict.reason);
+    fmt::print(stderr, "outlast: {}: {}\n", VerdictClassName(verdict.verdict_class),
+               verdict.reason);
     for (const std::string& line : verdict.evidence) fmt::print(stderr, "outlast:   {}\n", line);
     PrintOwnStacks();
     state_.Resume();  // our own tracer held everything up
@@ -129,7 +137,8 @@ class Watchdog::Local {
   std::thread thread_;  // last: it uses the others
 };
 
-// ---- Watchdog --------------------------------------------------------------------------------------------------------
+// ---- Watchdog
+// --------------------------------------------------------------------------------------------------------
 
 Watchdog::Watchdog(std::unique_ptr<Local> local) : local_(std::move(local)) {}
 Watchdog::~Watchdog() = default;
@@ -138,7 +147,8 @@ void Watchdog::Stop() {
   if (local_ != nullptr) local_->Stop();
 }
 
-absl::StatusOr<std::unique_ptr<Watchdog>> Watchdog::Start(Run& run, const WatchdogOptions& options) {
+absl::StatusOr<std::unique_ptr<Watchdog>> Watchdog::Start(Run& run,
+                                                          const WatchdogOptions& options) {
   OUTLAST_RETURN_IF_ERROR(Validate(options));
   if (run.has_agent()) {
     const std::string payload = PayloadWriter().Text(EncodeWatchOptions(options)).bytes();
@@ -148,11 +158,14 @@ absl::StatusOr<std::unique_ptr<Watchdog>> Watchdog::Start(Run& run, const Watchd
     fmt::print(stderr, "outlast: the agent has no watch; hangs of other ranks are not found\n");
   } else {
     fmt::print(stderr,
-               "outlast: without `outlast run` the watchdog judges this rank's sections alone and prints what it finds; it "
+               "outlast: without `outlast run` the watchdog judges this rank's sections alone and "
+               "prints what it finds; it "
                "neither sees other ranks nor ends a hang\n");
   }
-  OUTLAST_ASSIGN_OR_RETURN(LookReader reader, LookReader::Open(run.black_box().fd(), static_cast<int>(run.rank())));
-  return std::unique_ptr<Watchdog>(new Watchdog(std::make_unique<Local>(run, options, std::move(reader))));
+  OUTLAST_ASSIGN_OR_RETURN(LookReader reader,
+                           LookReader::Open(run.black_box().fd(), static_cast<int>(run.rank())));
+  return std::unique_ptr<Watchdog>(
+      new Watchdog(std::make_unique<Local>(run, options, std::move(reader))));
 }
 
 }  // namespace outlast

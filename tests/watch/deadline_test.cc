@@ -56,7 +56,8 @@ TEST(LearnedLimit, FallsByHalfTheGapInAWindow) {
 
 TEST(LearnedLimit, GrowsWithTheSpread) {
   LearnedLimit limit;
-  // Median 10, deviations 0 or 8 in halves: the nearest-rank median of them is 0 or 8 by who is more.
+  // Median 10, deviations 0 or 8 in halves: the nearest-rank median of them is 0 or 8 by who is
+  // more.
   for (int i = 0; i < 5; ++i) limit.Add(absl::Seconds(18), kFloor, kCeiling);
   for (int i = 0; i < 6; ++i) limit.Add(absl::Seconds(2), kFloor, kCeiling);
   // p99 18 -> 90; median 2, deviations six 0 and five 16 -> 0: 2.

@@ -39,7 +39,12 @@ Verdict Stopped() {
   Verdict verdict;
   verdict.verdict_class = VerdictClass::kStopped;
   verdict.generation = 2;
-  verdict.culprits = {{.rank = 3, .slot = 3, .section = "da\xffta", .phase = Phase::kData, .step = 17, .age = absl::Seconds(4)}};
+  verdict.culprits = {{.rank = 3,
+                       .slot = 3,
+                       .section = "da\xffta",
+                       .phase = Phase::kData,
+                       .step = 17,
+                       .age = absl::Seconds(4)}};
   verdict.waiting = {0, 1, 2};
   verdict.comm = {"world", 77, 58, "function 1 count 1024"};
   verdict.reason = "rank 3 is stopped";
@@ -55,7 +60,8 @@ TEST(Evidence, HoldsTheVerdictAndTheBoxesAsTheyWere) {
   const BoxOfRank boxes[] = {{3, box.fd()}};
   const int stacks[] = {3, 0, 1};
 
-  const auto folder = WriteEvidence(run_dir.path(), 1, Stopped(), boxes, stacks, absl::Milliseconds(2));
+  const auto folder =
+      WriteEvidence(run_dir.path(), 1, Stopped(), boxes, stacks, absl::Milliseconds(2));
 
   ASSERT_TRUE(folder.ok()) << folder.status();
   EXPECT_EQ(*folder, run_dir.path() + "/boxes/g2-1-stopped");
@@ -82,18 +88,25 @@ TEST(Evidence, HoldsTheVerdictAndTheBoxesAsTheyWere) {
 TEST(Evidence, NeverOverwritesAnEarlierOne) {
   const TempFolder run_dir;
   EXPECT_TRUE(WriteEvidence(run_dir.path(), 1, Stopped(), {}, {}, {}).ok());
-  EXPECT_TRUE(absl::IsAlreadyExists(WriteEvidence(run_dir.path(), 1, Stopped(), {}, {}, {}).status()));
+  EXPECT_TRUE(
+      absl::IsAlreadyExists(WriteEvidence(run_dir.path(), 1, Stopped(), {}, {}, {}).status()));
 }
 
-// ---- Looks -----------------------------------------------------------------------------------------------------------
+// ---- Looks
+// -----------------------------------------------------------------------------------------------------------
 
 TEST(ProcessStatus, ReadsStateAndTracer) {
-  EXPECT_EQ(ParseProcessStatus("Name:\tx\nState:\tT (stopped)\nTracerPid:\t0\n"), ProcessState::kStopped);
-  EXPECT_EQ(ParseProcessStatus("Name:\tx\nState:\tD (disk sleep)\nTracerPid:\t0\n"), ProcessState::kUninterruptible);
-  EXPECT_EQ(ParseProcessStatus("Name:\tx\nState:\tS (sleeping)\nTracerPid:\t12\n"), ProcessState::kTraced);
-  EXPECT_EQ(ParseProcessStatus("Name:\tx\nState:\tt (tracing stop)\nTracerPid:\t12\n"), ProcessState::kTraced);
+  EXPECT_EQ(ParseProcessStatus("Name:\tx\nState:\tT (stopped)\nTracerPid:\t0\n"),
+            ProcessState::kStopped);
+  EXPECT_EQ(ParseProcessStatus("Name:\tx\nState:\tD (disk sleep)\nTracerPid:\t0\n"),
+            ProcessState::kUninterruptible);
+  EXPECT_EQ(ParseProcessStatus("Name:\tx\nState:\tS (sleeping)\nTracerPid:\t12\n"),
+            ProcessState::kTraced);
+  EXPECT_EQ(ParseProcessStatus("Name:\tx\nState:\tt (tracing stop)\nTracerPid:\t12\n"),
+            ProcessState::kTraced);
   EXPECT_EQ(ParseProcessStatus("Name:\tx\nState:\tZ (zombie)\n"), ProcessState::kDead);
-  EXPECT_EQ(ParseProcessStatus("Name:\tx\nState:\tR (running)\nTracerPid:\t0\n"), ProcessState::kRunning);
+  EXPECT_EQ(ParseProcessStatus("Name:\tx\nState:\tR (running)\nTracerPid:\t0\n"),
+            ProcessState::kRunning);
   EXPECT_EQ(ParseProcessStatus(""), ProcessState::kUnknown);
   EXPECT_EQ(ParseProcessStatus("State:\t"), ProcessState::kUnknown);
 }
@@ -104,7 +117,12 @@ TEST(LookReader, SeesARealProcessStopGoOnAndDie) {
   if (child == 0) {
     for (;;) pause();
   }
-  box.Adopt({.pid = child, .pid_start_time = ProcessStartTime(child), .incarnation = 1, .generation = 1, .rank = 3, .world = 4});
+  box.Adopt({.pid = child,
+             .pid_start_time = ProcessStartTime(child),
+             .incarnation = 1,
+             .generation = 1,
+             .rank = 3,
+             .world = 4});
   auto reader = LookReader::Open(box.fd(), 3);
   ASSERT_TRUE(reader.ok()) << reader.status();
   EXPECT_EQ(reader->Look(3, MonotonicNanos()).process, ProcessState::kRunning);
@@ -127,7 +145,11 @@ TEST(LookReader, ReadsSectionsCommsPairsAndNewSteps) {
   progress.SetStep(5);
   progress.OpenSection(progress.Intern("data"), Phase::kData, 0, 1);
   const uint32_t members[] = {2, 3};
-  auto comm = CommCell::Open(box, {.id_hash = 9, .my_rank = 1, .members = members, .kind = CommKind::kTensor, .name = "tensor"});
+  auto comm = CommCell::Open(box, {.id_hash = 9,
+                                   .my_rank = 1,
+                                   .members = members,
+                                   .kind = CommKind::kTensor,
+                                   .name = "tensor"});
   ASSERT_TRUE(comm.ok()) << comm.status();
   comm->SetProgressIsKnown();
   comm->SetState(CommState::kReady, 1);

@@ -28,9 +28,10 @@ inline OperationSignature AllReduce(uint64_t count, uint8_t datatype = 7, uint8_
           .count = count};
 }
 
-// A comm row: `entered` operations, `done` of them finished; all of them AllReduce(1024) unless said otherwise.
-inline CommLook Comm(std::string_view name, std::vector<uint32_t> members, uint64_t entered, uint64_t done,
-                     CommKind kind = CommKind::kWorld) {
+// A comm row: `entered` operations, `done` of them finished; all of them AllReduce(1024) unless
+// said otherwise.
+inline CommLook Comm(std::string_view name, std::vector<uint32_t> members, uint64_t entered,
+                     uint64_t done, CommKind kind = CommKind::kWorld) {
   CommLook comm;
   comm.row.id_hash = Fnv1a64(name);
   comm.row.size = static_cast<uint32_t>(members.size());
@@ -109,6 +110,11 @@ inline RankLook Within(RankLook look, absl::Duration limit, LimitSource source) 
 // Looks that stay alive, and pairs of them.
 class Looks {
  public:
+  Looks() = default;
+  // Moves only: the pairs point into what is kept.
+  Looks(Looks&&) = default;
+  Looks& operator=(Looks&&) = default;
+
   // The rank did not move between the looks.
   void Add(const RankLook& look) { Add(look, look); }
   void Add(const RankLook& first, const RankLook& second) {

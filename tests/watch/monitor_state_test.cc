@@ -19,25 +19,31 @@ WatchdogOptions TwoSeconds() {
   return options;
 }
 
-void ExpectOne(const SimWatch& watch, VerdictClass wanted, std::vector<int> culprits, double from, double to) {
+void ExpectOne(const SimWatch& watch, VerdictClass wanted, std::vector<int> culprits, double from,
+               double to) {
   ASSERT_THAT(watch.findings, SizeIs(1));
   const SimWatch::Event& event = watch.findings.front();
-  EXPECT_EQ(VerdictClassName(event.verdict.verdict_class), VerdictClassName(wanted)) << event.verdict.reason;
+  EXPECT_EQ(VerdictClassName(event.verdict.verdict_class), VerdictClassName(wanted))
+      << event.verdict.reason;
   EXPECT_EQ(CulpritRanks(event.verdict), culprits);
   EXPECT_GE(event.at, from);
   EXPECT_LE(event.at, to);
 }
 
 SimJob::Extra Save(double seconds, double limit) {
-  return {.seconds = seconds, .phase = Phase::kCheckpointWrite, .name = "save", .limit_seconds = limit};
+  return {
+      .seconds = seconds, .phase = Phase::kCheckpointWrite, .name = "save", .limit_seconds = limit};
 }
 
-// ---- O25 -------------------------------------------------------------------------------------------------------------
+// ---- O25
+// -------------------------------------------------------------------------------------------------------------
 
 TEST(MonitorState, LeavesASaveWithinItsDeclaredLimitAlone) {
   for (const bool all_ranks : {true, false}) {
     SimJob job(4);
-    job.extra = [all_ranks](int rank, uint64_t step) { return step % 100 == 0 && (all_ranks || rank == 0) ? Save(8, 10) : SimJob::Extra{}; };
+    job.extra = [all_ranks](int rank, uint64_t step) {
+      return step % 100 == 0 && (all_ranks || rank == 0) ? Save(8, 10) : SimJob::Extra{};
+    };
     SimWatch watch(job, TwoSeconds(), 4);
     watch.RunUntil(300);
     EXPECT_THAT(watch.findings, IsEmpty()) << watch.findings.front().verdict.reason;
@@ -59,7 +65,8 @@ TEST(MonitorState, FindsASaveThatPassesItsDeclaredLimit) {
 }
 
 TEST(MonitorState, FindsAStoppedRankBetweenTwoAndFourSeconds) {
-  for (const double at : {60.01, 60.05, 60.1, 60.15, 60.2, 60.199}) {  // data, forward, backward, all-reduce
+  for (const double at :
+       {60.01, 60.05, 60.1, 60.15, 60.2, 60.199}) {  // data, forward, backward, all-reduce
     SimJob job(4);
     job.holds = {{.rank = 1, .at = at, .is_stopped = true}};
     SimWatch watch(job, TwoSeconds(), 4);
@@ -79,19 +86,22 @@ TEST(MonitorState, LeavesOneSlowStepAlone) {
 
 TEST(MonitorState, FreezesWhileTheWholeJobIsStopped) {
   SimJob job(4);
-  for (int rank = 0; rank < 4; ++rank) job.holds.push_back({.rank = rank, .at = 60.05, .until = 70.05, .is_stopped = true});
+  for (int rank = 0; rank < 4; ++rank)
+    job.holds.push_back({.rank = rank, .at = 60.05, .until = 70.05, .is_stopped = true});
   SimWatch watch(job, TwoSeconds(), 4);
   watch.RunUntil(120);
   EXPECT_EQ(watch.frozen_polls, 10);
   EXPECT_THAT(watch.findings, IsEmpty());
 }
 
-// ---- The fault plan --------------------------------------------------------------------------------------------------
+// ---- The fault plan
+// --------------------------------------------------------------------------------------------------
 
 // Row 2: observe mode.
 TEST(MonitorState, ReportsRecoveryAndIsArmedAgain) {
   SimJob job(4);
-  job.holds = {{.rank = 1, .at = 60.05, .until = 90.05, .is_stopped = true}, {.rank = 1, .at = 150.01, .until = 180, .is_stopped = true}};
+  job.holds = {{.rank = 1, .at = 60.05, .until = 90.05, .is_stopped = true},
+               {.rank = 1, .at = 150.01, .until = 180, .is_stopped = true}};
   SimWatch watch(job, TwoSeconds(), 4);
   watch.RunUntil(140);
   ASSERT_THAT(watch.findings, SizeIs(1));
@@ -120,7 +130,10 @@ TEST(MonitorState, FindsARankThatBlocksInItsLoader) {
 TEST(MonitorState, LeavesASlowSaveThatReportsProgressAlone) {
   SimJob job(2);
   job.extra = [](int, uint64_t step) {
-    return step == 200 ? SimJob::Extra{.seconds = 100, .phase = Phase::kCheckpointWrite, .name = "save", .limit_seconds = 10,
+    return step == 200 ? SimJob::Extra{.seconds = 100,
+                                       .phase = Phase::kCheckpointWrite,
+                                       .name = "save",
+                                       .limit_seconds = 10,
                                        .makes_progress = true}
                        : SimJob::Extra{};
   };
@@ -134,7 +147,10 @@ TEST(MonitorState, ListensToTheDeclaredLimitNotToTheLearnedOne) {
   SimJob job(2);
   job.extra = [](int, uint64_t step) {
     const double seconds = step == 500 ? 40 : 1;
-    return step % 20 == 0 ? SimJob::Extra{.seconds = seconds, .phase = Phase::kInit, .name = "connect", .limit_seconds = 60}
+    return step % 20 == 0 ? SimJob::Extra{.seconds = seconds,
+                                          .phase = Phase::kInit,
+                                          .name = "connect",
+                                          .limit_seconds = 60}
                           : SimJob::Extra{};
   };
   SimWatch watch(job, TwoSeconds(), 2);
@@ -154,7 +170,9 @@ TEST(MonitorState, LeavesASlowFirstStepAlone) {
 TEST(MonitorState, LeavesAnUnlearnedEvaluationOnOneRankAlone) {
   SimJob job(4);
   job.extra = [](int rank, uint64_t step) {
-    return rank == 0 && step % 200 == 0 ? SimJob::Extra{.seconds = 60, .phase = Phase::kEval, .name = "eval"} : SimJob::Extra{};
+    return rank == 0 && step % 200 == 0
+               ? SimJob::Extra{.seconds = 60, .phase = Phase::kEval, .name = "eval"}
+               : SimJob::Extra{};
   };
   SimWatch watch(job, WatchdogOptions{}, 4);
   watch.RunUntil(3000);
@@ -177,7 +195,8 @@ TEST(MonitorState, FindsARankThatIsLostOutsideAnySection) {
   double began = 0;
   job.extra = [&](int rank, uint64_t step) {
     if (step == 200 && rank == 0) began = job.step_end();
-    return step == 200 && rank == 1 ? SimJob::Extra{.seconds = 1e9, .in_section = false} : SimJob::Extra{};
+    return step == 200 && rank == 1 ? SimJob::Extra{.seconds = 1e9, .in_section = false}
+                                    : SimJob::Extra{};
   };
   SimWatch watch(job, TwoSeconds(), 4);
   watch.RunUntil(600);
@@ -219,14 +238,17 @@ TEST(MonitorState, FreezesAfterSuspendLateLoopAndDebugger) {
 // O24: a rank died inside a section; the restarted job is healthy for ten times its limit.
 TEST(MonitorState, IgnoresWhatAnOldIncarnationLeftOpen) {
   SimJob job(2);
-  job.extra = [](int rank, uint64_t step) { return rank == 1 && step == 100 ? Save(1e9, 10) : SimJob::Extra{}; };
+  job.extra = [](int rank, uint64_t step) {
+    return rank == 1 && step == 100 ? Save(1e9, 10) : SimJob::Extra{};
+  };
   SimWatch watch(job, TwoSeconds(), 2);
   watch.RunUntil(25);
   ASSERT_GE(job.step(), 100u);
   const RankLook left_open = job.Looks()[1];
   ASSERT_THAT(left_open.progress.sections, SizeIs(1));
 
-  // Generation 2: at first rank 1's tables are still the old ones, and now and then they come up again.
+  // Generation 2: at first rank 1's tables are still the old ones, and now and then they come up
+  // again.
   SimJob restarted(2);
   restarted.generation = 2;
   restarted.incarnation = 2;

@@ -18,30 +18,37 @@ std::string Refusal(const WatchdogOptions& options) {
 
 TEST(WatchdogOptions, TakesTheDefaults) { EXPECT_TRUE(Validate({}).ok()); }
 
-// Row 23, and TensorRT-LLM PR#10480: zero and negative are refused, none is the default, infinite switches off.
+// Row 23, and TensorRT-LLM PR#10480: zero and negative are refused, none is the default, infinite
+// switches off.
 TEST(WatchdogOptions, NamesTheBrokenRule) {
   EXPECT_THAT(Refusal({.poll = absl::ZeroDuration()}), HasSubstr("poll is 0"));
   EXPECT_THAT(Refusal({.floor = absl::Seconds(-1)}), HasSubstr("floor is -1s"));
   EXPECT_THAT(Refusal({.floor = absl::InfiniteDuration()}), HasSubstr("floor is infinite"));
   EXPECT_THAT(Refusal({.floor = absl::Minutes(9)}), HasSubstr("floor <= ceiling"));
-  EXPECT_THAT(Refusal({.ceiling = absl::Seconds(60)}), HasSubstr("first_limits.compile (8m) is above ceiling (1m)"));
-  EXPECT_THAT(Refusal({.floor = absl::Minutes(4)}), HasSubstr("first_limits.rebuild (3m) is below floor (4m)"));
-  EXPECT_THAT(Refusal({.first_limits = {.checkpoint = absl::ZeroDuration()}}), HasSubstr("first_limits.checkpoint is 0"));
+  EXPECT_THAT(Refusal({.ceiling = absl::Seconds(60)}),
+              HasSubstr("first_limits.compile (8m) is above ceiling (1m)"));
+  EXPECT_THAT(Refusal({.floor = absl::Minutes(4)}),
+              HasSubstr("first_limits.rebuild (3m) is below floor (4m)"));
+  EXPECT_THAT(Refusal({.first_limits = {.checkpoint = absl::ZeroDuration()}}),
+              HasSubstr("first_limits.checkpoint is 0"));
   EXPECT_THAT(Refusal({.warm_up_steps = -1}), HasSubstr("warm_up_steps is -1"));
 }
 
 TEST(WatchdogOptions, LetsInitPassTheCeilingAndLimitsBeSwitchedOff) {
   EXPECT_TRUE(Validate({.first_limits = {.init = absl::Hours(1)}}).ok());
-  EXPECT_TRUE(Validate({.ceiling = absl::InfiniteDuration(), .first_limits = {.compile = absl::InfiniteDuration()}}).ok());
+  EXPECT_TRUE(Validate({.ceiling = absl::InfiniteDuration(),
+                        .first_limits = {.compile = absl::InfiniteDuration()}})
+                  .ok());
 }
 
 TEST(WatchdogOptions, SurviveTheWayToTheAgent) {
-  const WatchdogOptions options{.mode = WatchMode::kObserve,
-                                .poll = absl::Milliseconds(200),
-                                .floor = absl::Seconds(2),
-                                .ceiling = absl::InfiniteDuration(),
-                                .first_limits = {.init = absl::InfiniteDuration(), .step = absl::Seconds(30)},
-                                .warm_up_steps = 2};
+  const WatchdogOptions options{
+      .mode = WatchMode::kObserve,
+      .poll = absl::Milliseconds(200),
+      .floor = absl::Seconds(2),
+      .ceiling = absl::InfiniteDuration(),
+      .first_limits = {.init = absl::InfiniteDuration(), .step = absl::Seconds(30)},
+      .warm_up_steps = 2};
   const auto decoded = DecodeWatchOptions(EncodeWatchOptions(options));
   ASSERT_TRUE(decoded.ok()) << decoded.status();
   EXPECT_EQ(decoded->mode, WatchMode::kObserve);

@@ -1,5 +1,6 @@
-// A data-parallel job in simulated time: each step every rank works for itself (data, forward, backward), then all meet in
-// one all-reduce. Faults hold a rank where it is. Looks at it are what the agent would read.
+// A data-parallel job in simulated time: each step every rank works for itself (data, forward,
+// backward), then all meet in one all-reduce. Faults hold a rank where it is. Looks at it are what
+// the agent would read.
 #pragma once
 
 #include <algorithm>
@@ -35,7 +36,8 @@ class SimJob {
     bool is_stopped = false;  // by SIGSTOP; else it blocks
   };
 
-  explicit SimJob(int world) : world_(world), work_(static_cast<size_t>(world)), extra_(static_cast<size_t>(world)) {}
+  explicit SimJob(int world)
+      : world_(world), work_(static_cast<size_t>(world)), extra_(static_cast<size_t>(world)) {}
 
   // Seconds of own work of a rank in a step.
   std::function<double(int rank, uint64_t step)> work = [](int, uint64_t) { return 0.2; };
@@ -78,13 +80,15 @@ class SimJob {
     step_end_ += 0.001;
     // Who is held inside the all-reduce holds all.
     for (const Hold& hold : holds) {
-      if (hold.at >= step_start_ && hold.at < step_end_) step_end_ = std::max(step_end_, hold.until);
+      if (hold.at >= step_start_ && hold.at < step_end_)
+        step_end_ = std::max(step_end_, hold.until);
     }
   }
 
   double HeldUntil(int rank, double arrival) const {
     for (const Hold& hold : holds) {
-      if (hold.rank == rank && hold.at >= step_start_ && hold.at < arrival) arrival += hold.until - hold.at;
+      if (hold.rank == rank && hold.at >= step_start_ && hold.at < arrival)
+        arrival += hold.until - hold.at;
     }
     return arrival;
   }
@@ -143,7 +147,8 @@ class SimJob {
         section->limit_ns = Nanos(*more.limit_seconds);
         section->limit_is_declared = true;
       }
-      if (section && more.makes_progress) section->progress = static_cast<uint64_t>((own - step_start_) * 10);
+      if (section && more.makes_progress)
+        section->progress = static_cast<uint64_t>((own - step_start_) * 10);
     } else if (worked < own_work) {
       const double begin = step_start_ + more.seconds;
       const double part = worked / own_work;

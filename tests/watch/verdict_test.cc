@@ -35,7 +35,8 @@ void ExpectBlames(const Verdict& verdict, VerdictClass wanted, std::vector<int> 
 
 TEST(Verdict, IsNoneBeforeADeadlinePassed) {
   Looks looks;
-  for (int rank = 0; rank < 2; ++rank) looks.Add(Within(In(Rank(rank), Phase::kData), absl::Hours(1), LimitSource::kLearned));
+  for (int rank = 0; rank < 2; ++rank)
+    looks.Add(Within(In(Rank(rank), Phase::kData), absl::Hours(1), LimitSource::kLearned));
   ExpectBlames(looks.Judge(), VerdictClass::kNone, {});
 }
 
@@ -78,7 +79,8 @@ TEST(Verdict, NamesAStoppedRankWhateverItWasDoing) {
 }
 
 TEST(Verdict, NamesAStoppedRankEvenWithinItsOwnDeclaredLimit) {
-  RankLook saving = Within(In(Rank(0), Phase::kCheckpointWrite), absl::Hours(1), LimitSource::kDeclared);
+  RankLook saving =
+      Within(In(Rank(0), Phase::kCheckpointWrite), absl::Hours(1), LimitSource::kDeclared);
   saving.process = ProcessState::kStopped;
   ExpectBlames(FourRanks(0, saving).Judge(), VerdictClass::kStopped, {0});
 }
@@ -176,7 +178,8 @@ TEST(Verdict, NamesUnwindingFinishedAndBlockedRanks) {
 }
 
 TEST(Verdict, NamesASectionThatPassedItsDeclaredLimit) {
-  RankLook late = Within(In(Rank(2), Phase::kEval, "validation"), absl::Seconds(30), LimitSource::kDeclared);
+  RankLook late =
+      Within(In(Rank(2), Phase::kEval, "validation"), absl::Seconds(30), LimitSource::kDeclared);
   const Verdict verdict = FourRanks(2, late).Judge();
   ExpectBlames(verdict, VerdictClass::kSectionOverLimit, {2});
   EXPECT_EQ(verdict.culprits[0].section, "validation");
@@ -185,7 +188,8 @@ TEST(Verdict, NamesASectionThatPassedItsDeclaredLimit) {
 
 // Rank 0 saves or evaluates, the others wait past the limit that they learned.
 TEST(Verdict, SparesARankThatIsWithinItsOwnLimit) {
-  for (const LimitSource source : {LimitSource::kDeclared, LimitSource::kConfigured, LimitSource::kLearned}) {
+  for (const LimitSource source :
+       {LimitSource::kDeclared, LimitSource::kConfigured, LimitSource::kLearned}) {
     const RankLook saving = Within(In(Rank(0), Phase::kCheckpointWrite), absl::Minutes(7), source);
     ExpectBlames(FourRanks(0, saving).Judge(), VerdictClass::kNone, {});
   }
@@ -196,8 +200,10 @@ TEST(Verdict, SparesARankThatIsWithinItsOwnLimit) {
 
 TEST(Verdict, TakesAWaitingRanksDeclaredLimitAsFirm) {
   Looks looks;
-  looks.Add(With(Within(In(Rank(0), Phase::kEval), absl::Hours(1), LimitSource::kDeclared), Comm("world", Ranks(2), 4, 4)));
-  looks.Add(Within(WaitingIn(Rank(1), Comm("world", Ranks(2), 5, 4)), absl::Seconds(30), LimitSource::kDeclared));
+  looks.Add(With(Within(In(Rank(0), Phase::kEval), absl::Hours(1), LimitSource::kDeclared),
+                 Comm("world", Ranks(2), 4, 4)));
+  looks.Add(Within(WaitingIn(Rank(1), Comm("world", Ranks(2), 5, 4)), absl::Seconds(30),
+                   LimitSource::kDeclared));
   ExpectBlames(looks.Judge(), VerdictClass::kStuckOutsideComm, {0});
 }
 
@@ -216,7 +222,8 @@ TEST(Verdict, TakesASlowButMovingRankForHealthy) {
 TEST(Verdict, TakesAMovingOperationForHealthy) {
   Looks looks;
   for (int rank = 0; rank < 2; ++rank) {
-    looks.Add(WaitingIn(Rank(rank), Comm("world", Ranks(2), 4, 3)), WaitingIn(Rank(rank), Comm("world", Ranks(2), 5, 4)));
+    looks.Add(WaitingIn(Rank(rank), Comm("world", Ranks(2), 4, 3)),
+              WaitingIn(Rank(rank), Comm("world", Ranks(2), 5, 4)));
   }
   ExpectBlames(looks.Judge(), VerdictClass::kNone, {});
 }
@@ -232,13 +239,17 @@ TEST(Verdict, TakesIdleRanksForHealthy) {
   ExpectBlames(looks.Judge(), VerdictClass::kNone, {});
 }
 
-// Row 3: ranks 0, 1 and 2, 3 are tensor groups, 0, 2 and 1, 3 data groups. Rank 3 is in its loader; rank 2 waits for it in
-// the tensor group, so rank 0 waits for rank 2 in the data group, and rank 1 waits for rank 0.
+// Row 3: ranks 0, 1 and 2, 3 are tensor groups, 0, 2 and 1, 3 data groups. Rank 3 is in its loader;
+// rank 2 waits for it in the tensor group, so rank 0 waits for rank 2 in the data group, and rank 1
+// waits for rank 0.
 TEST(Verdict, FollowsAChainThroughNestedGroups) {
   Looks looks;
-  looks.Add(With(WaitingIn(Rank(0), Comm("data0", {0, 2}, 8, 7, CommKind::kData)), Comm("tensor0", {0, 1}, 4, 4, CommKind::kTensor)));
-  looks.Add(With(WaitingIn(Rank(1), Comm("tensor0", {0, 1}, 5, 4, CommKind::kTensor)), Comm("data1", {1, 3}, 7, 7, CommKind::kData)));
-  looks.Add(With(WaitingIn(Rank(2), Comm("tensor1", {2, 3}, 5, 4, CommKind::kTensor)), Comm("data0", {0, 2}, 7, 7, CommKind::kData)));
+  looks.Add(With(WaitingIn(Rank(0), Comm("data0", {0, 2}, 8, 7, CommKind::kData)),
+                 Comm("tensor0", {0, 1}, 4, 4, CommKind::kTensor)));
+  looks.Add(With(WaitingIn(Rank(1), Comm("tensor0", {0, 1}, 5, 4, CommKind::kTensor)),
+                 Comm("data1", {1, 3}, 7, 7, CommKind::kData)));
+  looks.Add(With(WaitingIn(Rank(2), Comm("tensor1", {2, 3}, 5, 4, CommKind::kTensor)),
+                 Comm("data0", {0, 2}, 7, 7, CommKind::kData)));
   looks.Add(With(With(In(Rank(3), Phase::kData), Comm("tensor1", {2, 3}, 4, 4, CommKind::kTensor)),
                  Comm("data1", {1, 3}, 7, 7, CommKind::kData)));
   ExpectBlames(looks.Judge(), VerdictClass::kDataLoaderStall, {3});
@@ -259,7 +270,8 @@ TEST(Verdict, BlamesTheRankThatIsBehindNotTheMinority) {
 
 TEST(Verdict, TreatsARankWithoutDataAsUnknown) {
   Looks looks;
-  for (int rank = 0; rank < 3; ++rank) looks.Add(WaitingIn(Rank(rank), Comm("world", Ranks(4), 5, 4)));
+  for (int rank = 0; rank < 3; ++rank)
+    looks.Add(WaitingIn(Rank(rank), Comm("world", Ranks(4), 5, 4)));
   RankLook unknown;
   unknown.rank = unknown.slot = 3;
   looks.Add(unknown);
@@ -276,7 +288,8 @@ TEST(Verdict, TreatsARankThatIsNewInThisPollAsUnknown) {
 }
 
 TEST(Verdict, IgnoresSectionsOfAnOldIncarnation) {
-  // The slot's process is the second; its tables are still those of the first, which died in a save.
+  // The slot's process is the second; its tables are still those of the first, which died in a
+  // save.
   RankLook left_open = In(Rank(0), Phase::kCheckpointWrite);
   left_open.incarnation = 2;
   RankLook old_generation = In(Rank(1), Phase::kCheckpointWrite);
@@ -293,7 +306,8 @@ TEST(Verdict, IgnoresSectionsOfAnOldIncarnation) {
   EXPECT_EQ(verdict.ignored_looks, 2);
 }
 
-// ---- Desync, rows 8 and 9 --------------------------------------------------------------------------------------------
+// ---- Desync, rows 8 and 9
+// --------------------------------------------------------------------------------------------
 
 Looks Diverging(int world, const std::vector<int>& odd, const OperationSignature& operation) {
   Looks looks;
@@ -313,7 +327,10 @@ TEST(Verdict, NamesTheRankWhoseOperationDiffers) {
   const struct {
     OperationSignature operation;
     const char* kind;
-  } rows[] = {{AllReduce(1000), "size"}, {AllReduce(1024, 3), "datatype"}, {AllReduce(1024, 7, 2), "reduction"}, {broadcast, "type"}};
+  } rows[] = {{AllReduce(1000), "size"},
+              {AllReduce(1024, 3), "datatype"},
+              {AllReduce(1024, 7, 2), "reduction"},
+              {broadcast, "type"}};
   for (const auto& row : rows) {
     const Verdict verdict = Diverging(4, {2}, row.operation).Judge();
     ExpectBlames(verdict, VerdictClass::kDesync, {2});
@@ -322,7 +339,8 @@ TEST(Verdict, NamesTheRankWhoseOperationDiffers) {
     EXPECT_EQ(verdict.confidence, Confidence::kCertain);  // 3 : 1
     EXPECT_FALSE(verdict.ambiguous);
   }
-  EXPECT_EQ(Diverging(4, {2}, rooted).Judge().verdict_class, VerdictClass::kCommStuckUnknown);  // only one side knows a root
+  EXPECT_EQ(Diverging(4, {2}, rooted).Judge().verdict_class,
+            VerdictClass::kCommStuckUnknown);  // only one side knows a root
 }
 
 TEST(Verdict, ComparesOnlyFieldsBothSourcesKnow) {
@@ -370,12 +388,15 @@ TEST(Verdict, PrintsTheCycleOfOperationsInOppositeOrders) {
   const Verdict verdict = looks.Judge();
   ExpectBlames(verdict, VerdictClass::kCollectiveOrderDeadlock, {0, 1});
   EXPECT_THAT(verdict.cycle, ElementsAre(0, 1));
-  EXPECT_THAT(verdict.evidence, Contains(HasSubstr("rank 0 waits for rank 1 in operation 5 of comm a")));
-  EXPECT_THAT(verdict.evidence, Contains(HasSubstr("rank 1 waits for rank 0 in operation 5 of comm b")));
+  EXPECT_THAT(verdict.evidence,
+              Contains(HasSubstr("rank 0 waits for rank 1 in operation 5 of comm a")));
+  EXPECT_THAT(verdict.evidence,
+              Contains(HasSubstr("rank 1 waits for rank 0 in operation 5 of comm b")));
 }
 
 TEST(Verdict, MatchesSendsByPairCountersNotByOrder) {
-  const auto pair = [](uint32_t peer, uint64_t sent, uint64_t sends_done, uint64_t received, uint64_t receives_done) {
+  const auto pair = [](uint32_t peer, uint64_t sent, uint64_t sends_done, uint64_t received,
+                       uint64_t receives_done) {
     return PairRow{Fnv1a64("pipe"), peer, 0, sent, sends_done, received, receives_done};
   };
   // Both sent first and receive later: all are matched by count, so nobody waits for nobody.
@@ -390,9 +411,11 @@ TEST(Verdict, MatchesSendsByPairCountersNotByOrder) {
 
   // Rank 0's third send finds nobody, and rank 1 waits for rank 0 in the world's barrier.
   Looks unmatched;
-  RankLook sender = With(WaitingIn(Rank(0), Comm("pipe", {0, 1}, 0, 0, CommKind::kPipeline)), Comm("world", Ranks(2), 4, 4));
+  RankLook sender = With(WaitingIn(Rank(0), Comm("pipe", {0, 1}, 0, 0, CommKind::kPipeline)),
+                         Comm("world", Ranks(2), 4, 4));
   sender.pairs.push_back(pair(1, 3, 2, 0, 0));
-  RankLook receiver = With(WaitingIn(Rank(1), Comm("world", Ranks(2), 5, 4)), Comm("pipe", {0, 1}, 0, 0, CommKind::kPipeline));
+  RankLook receiver = With(WaitingIn(Rank(1), Comm("world", Ranks(2), 5, 4)),
+                           Comm("pipe", {0, 1}, 0, 0, CommKind::kPipeline));
   receiver.comms[1].row.my_rank = 1;
   receiver.pairs.push_back(pair(0, 0, 0, 2, 2));
   unmatched.Add(sender);
@@ -402,14 +425,16 @@ TEST(Verdict, MatchesSendsByPairCountersNotByOrder) {
   EXPECT_EQ(verdict.kind, "0->1");
 }
 
-// ---- Init, row 14 ----------------------------------------------------------------------------------------------------
+// ---- Init, row 14
+// ----------------------------------------------------------------------------------------------------
 
 TEST(Verdict, NamesTheRankThatNeverCalledInit) {
   Looks looks;
   for (int rank = 0; rank < 3; ++rank) {
     CommLook comm = Comm("world", Ranks(4), 0, 0);
     comm.row.state = CommState::kInit;
-    looks.Add(With(Within(In(Rank(rank), Phase::kInit), absl::Seconds(30), LimitSource::kDeclared), comm));
+    looks.Add(With(Within(In(Rank(rank), Phase::kInit), absl::Seconds(30), LimitSource::kDeclared),
+                   comm));
   }
   looks.Add(Rank(3));
   const Verdict verdict = looks.Judge();
@@ -419,7 +444,8 @@ TEST(Verdict, NamesTheRankThatNeverCalledInit) {
 
 TEST(Verdict, NamesNobodyWhenAllJoined) {
   Looks looks;
-  for (int rank = 0; rank < 4; ++rank) looks.Add(WaitingIn(Rank(rank), Comm("world", Ranks(4), 58, 57)));
+  for (int rank = 0; rank < 4; ++rank)
+    looks.Add(WaitingIn(Rank(rank), Comm("world", Ranks(4), 58, 57)));
   const Verdict verdict = looks.Judge();
   ExpectBlames(verdict, VerdictClass::kCommStuckUnknown, {});
   EXPECT_THAT(verdict.waiting, ElementsAre(0, 1, 2, 3));
@@ -437,9 +463,11 @@ TEST(Verdict, IsWeakWhenFinishedOperationsAreNotKnown) {
   EXPECT_EQ(verdict.confidence, Confidence::kWeak);
 }
 
-// ---- The function itself ---------------------------------------------------------------------------------------------
+// ---- The function itself
+// ---------------------------------------------------------------------------------------------
 
-// A thousand ranks in groups: the world, 125 tensor groups of 8, 8 data groups of 125. Rank 777 is in its loader.
+// A thousand ranks in groups: the world, 125 tensor groups of 8, 8 data groups of 125. Rank 777 is
+// in its loader.
 Looks Thousand() {
   Looks looks;
   const auto world = std::make_shared<const std::vector<uint32_t>>(Ranks(1000));
@@ -451,9 +479,11 @@ Looks Thousand() {
     CommLook all = Comm("world", {}, is_late || is_neighbour ? 57 : 58, 57);
     all.members = world;
     all.row.size = 1000;
-    RankLook look = is_late ? In(Rank(777), Phase::kData) : In(Rank(static_cast<int>(rank)), Phase::kCommWait);
+    RankLook look =
+        is_late ? In(Rank(777), Phase::kData) : In(Rank(static_cast<int>(rank)), Phase::kCommWait);
     look = With(std::move(look), std::move(all));
-    looks.Add(With(std::move(look), Comm("tensor" + std::to_string(rank / 8), tensor, is_neighbour ? 101 : 100, 100)));
+    looks.Add(With(std::move(look), Comm("tensor" + std::to_string(rank / 8), tensor,
+                                         is_neighbour ? 101 : 100, 100)));
   }
   return looks;
 }
