@@ -18,6 +18,7 @@
 #include "launch/console.h"
 #include "launch/process.h"
 #include "launch/run_dir.h"
+#include "launch/run_ledger.h"
 #include "launch/run_record.h"
 #include "launch/stacks.h"
 #include "launch/worker_environment.h"
@@ -97,6 +98,7 @@ class Agent final : public WorkerHost {
   std::unique_ptr<EventLoop> loop_;
   std::unique_ptr<Console> console_;
   std::unique_ptr<StackTaker> stacks_;
+  std::unique_ptr<RunLedger> ledger_;
   std::unique_ptr<Keeper> keeper_;
   UniqueFd signals_;
   MasterPorts ports_;
@@ -116,12 +118,15 @@ absl::Status Agent::SetUp() {
   OUTLAST_RETURN_IF_ERROR(loop_->Watch(guardian_.fd(), [this] { OnGuardian(); }));
   OUTLAST_ASSIGN_OR_RETURN(console_, Console::Start(STDOUT_FILENO, STDERR_FILENO));
   stacks_ = std::make_unique<StackTaker>(*loop_);
+  OUTLAST_ASSIGN_OR_RETURN(ledger_, RunLedger::Open(*loop_, run_dir_.path(), options_, run_id_));
   keeper_ = std::make_unique<Keeper>(*loop_, *this, KeeperOptions{options_.job, run_id_, run_dir_.path()});
   return keeper_->Start();
 }
 
 int Agent::Run() {
   loop_->Run();
+  ledger_->Finished(end_->first, end_->second);
+  if (!ledger_->error().ok()) console_->Say(fmt::format("outlast: the ledger has gaps: {}", MessageOf(ledger_->error())));
   keeper_.reset();
   stacks_.reset();
   if (const absl::Status finished = guardian_.Finish(kFinishLimit); !finished.ok()) {
@@ -268,6 +273,7 @@ void Agent::On(WorkerStarted started) {
   if (worker == nullptr) return;
   worker->pid = started.pid;
   record_.Started(worker->spawn, started.pid);
+  ledger_->Started(worker->spawn, started.pid, keeper_->black_box(started.slot).fd());
 }
 
 void Agent::On(const WorkerExited& exited) {
@@ -275,7 +281,7 @@ void Agent::On(const WorkerExited& exited) {
   if (worker == nullptr) return;
   const ProcessEnd end{exited.code, exited.signal, worker->signalled};
   record_.Ended(exited.slot, exited.incarnation, end, exited.error);
-  worker->pid = 0;
+  ledger_->Ended(exited.slot, std::exchange(worker->pid, 0), worker->spawn.generation, end);
   if (!exited.error.empty()) {
     return SpawnFailed(SpawnWorker(worker->spawn), MakeStatus(absl::StatusCode::kUnavailable, exited.error));
   }
@@ -293,6 +299,7 @@ void Agent::OnFault(const RecordFault& record) {
   const FaultRecord& fault = record.fault;
   const auto worker = workers_.find(fault.rank);
   record_.Faulted(record, worker == workers_.end() ? "" : LastLines(worker->second.error_path, kLastLines, kLastLinesBytes));
+  ledger_->Faulted(fault);
   const std::string weight = fault.victim ? "after a peer" : BudgetText(record);
   console_->Say(fmt::format("outlast: {} ({}, {}) in generation {}, found by {}", fault.detail, FaultClassName(fault.fault_class), weight,
                             fault.generation, fault.found_by));
@@ -300,6 +307,7 @@ void Agent::OnFault(const RecordFault& record) {
 
 void Agent::OnCommit(const CommitGeneration& commit) {
   record_.Committed(commit);
+  ledger_->Committed(commit);
   if (commit.generation > 1) console_->Say(fmt::format("outlast: generation {} with {} ranks", commit.generation, commit.members.size()));
 }
 

@@ -4,7 +4,9 @@
 //     report.json                           the end: code, reason, root, victims, budgets, times
 //     events.jsonl                          one JSON object a line: every process start and end, fault, commit, stop
 //     logs/g<generation>/rank<r>.{out,err}  what each process wrote; the generation that spawned it
-//     stacks/  boxes/
+//     ledger.bin                            where the time went (outlast/meter/ledger_file.h)
+//     stacks/<n>/rank<r>.txt                native stacks, when asked for or when a rank hung
+//     boxes/
 #pragma once
 
 #include <cstdint>

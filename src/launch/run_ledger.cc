@@ -1,0 +1,123 @@
+#include "launch/run_ledger.h"
+
+#include <time.h>
+
+#include <algorithm>
+#include <optional>
+#include <utility>
+#include <vector>
+
+#include "base/error.h"
+#include "outlast/base/clock.h"
+#include "outlast/blackbox/step_log.h"
+#include "outlast/meter/meter.h"
+
+namespace outlast {
+namespace {
+
+constexpr absl::Duration kDrainInterval = absl::Seconds(1);
+
+int64_t NanosOf(clockid_t clock) {
+  timespec time{};
+  clock_gettime(clock, &time);
+  return int64_t{time.tv_sec} * 1'000'000'000 + time.tv_nsec;
+}
+
+DownCause CauseOf(const ProcessEnd& end) {
+  if (end.by_us) return DownCause::kStopped;
+  return end.clean() ? DownCause::kFinished : DownCause::kFault;
+}
+
+}  // namespace
+
+RunLedger::RunLedger(EventLoop& loop, LedgerWriter writer)
+    : loop_(loop), writer_(std::move(writer)), boottime_minus_monotonic_ns_(NanosOf(CLOCK_BOOTTIME) - NanosOf(CLOCK_MONOTONIC)) {}
+
+RunLedger::~RunLedger() { loop_.Cancel(timer_); }
+
+absl::StatusOr<std::unique_ptr<RunLedger>> RunLedger::Open(EventLoop& loop, const std::string& run_dir, const LaunchOptions& options,
+                                                           const Id128& run_id) {
+  OUTLAST_ASSIGN_OR_RETURN(LedgerWriter writer, LedgerWriter::Open(run_dir + "/ledger.bin"));
+  std::unique_ptr<RunLedger> ledger(new RunLedger(loop, std::move(writer)));
+  std::string command;
+  for (const std::string& word : options.command) command += (command.empty() ? "" : " ") + word;
+  ledger->Append(ClockDomainEntry{.run_id = run_id,
+                                  .boot_id = BootId(),
+                                  .boottime_ns = ledger->Now(),
+                                  .realtime_ns = absl::ToUnixNanos(Clock::Real().WallTime()),
+                                  .job = options.job_id,
+                                  .command = command.substr(0, 4096)});
+  ledger->Append(SubmitEntry{ledger->Now()});
+  ledger->Append(CardsEntry{ledger->Now(), options.job.world, options.job.world});
+  ledger->timer_ = loop.RunAfter(kDrainInterval, [self = ledger.get()] { self->DrainAndRepeat(); });
+  return ledger;
+}
+
+int64_t RunLedger::Now() const { return MonotonicNanos() + boottime_minus_monotonic_ns_; }
+
+void RunLedger::Append(const LedgerEntry& entry) {
+  const absl::Status written = writer_.Append(entry);
+  if (error_.ok()) error_ = written;
+}
+
+void RunLedger::Started(const SpawnWorker& worker, int pid, int black_box_fd) {
+  if (!boxes_.contains(worker.slot)) {
+    if (auto view = SegmentView::Open(black_box_fd); view.ok()) boxes_.emplace(worker.slot, Box{std::move(*view)});
+  }
+  Append(UpEntry{Now(), worker.generation, worker.slot, worker.slot, pid});
+}
+
+void RunLedger::Ended(int slot, int pid, uint64_t born, const ProcessEnd& end) {
+  if (const auto box = boxes_.find(slot); box != boxes_.end()) Drain(slot, box->second);
+  const std::string how = end.signal != 0 ? fmt::format("signal {}", end.signal) : fmt::format("exit code {}", end.code);
+  Append(DownEntry{Now(), std::max(born, generation_), slot, slot, pid, CauseOf(end), how});
+}
+
+void RunLedger::Committed(const CommitGeneration& commit) {
+  generation_ = commit.generation;
+  Append(CommitEntry{Now(), commit.generation, static_cast<int32_t>(commit.members.size())});
+}
+
+void RunLedger::Faulted(const FaultRecord& fault) {
+  if (fault.victim) return;
+  const bool is_death = fault.end.signal != 0 || fault.end.code != 0;
+  Append(DetectedEntry{.time_ns = Now(),
+                       .last_progress_ns = is_death ? Now() : 0,
+                       .generation = fault.generation,
+                       .slot = fault.rank,
+                       .rank = fault.rank,
+                       .step = fault.step_reached,
+                       .fault_class = std::string(FaultClassName(fault.fault_class)),
+                       .found = fault.found_by + ": " + fault.detail});
+}
+
+void RunLedger::Finished(int exit_code, const std::string& reason) {
+  for (auto& [slot, box] : boxes_) Drain(slot, box);
+  Append(EndEntry{Now(), exit_code, reason});
+}
+
+void RunLedger::DrainAndRepeat() {
+  for (auto& [slot, box] : boxes_) Drain(slot, box);
+  timer_ = loop_.RunAfter(kDrainInterval, [this] { DrainAndRepeat(); });
+}
+
+void RunLedger::Drain(int slot, Box& box) {
+  StepLogRead read = ReadStepLog(box.view, box.next_seq);
+  box.next_seq = read.next_seq;
+  std::vector<LedgerEntry> entries;
+  if (!box.has_meter && !read.records.empty()) {
+    if (std::optional<MeterEntry> meter = ReadMeterEntry(box.view); meter.has_value()) {
+      meter->time_ns = Now();
+      entries.emplace_back(std::move(*meter));
+      box.has_meter = true;
+    }
+  }
+  for (const StepRecord& record : read.records) {
+    entries.emplace_back(ToStepEntry(record, slot, slot, boottime_minus_monotonic_ns_));
+  }
+  if (entries.empty()) return;
+  const absl::Status written = writer_.Append(entries);
+  if (error_.ok()) error_ = written;
+}
+
+}  // namespace outlast

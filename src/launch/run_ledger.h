@@ -1,0 +1,62 @@
+// Keeps RUN_DIR/ledger.bin (outlast/meter/ledger_file.h): processes, generations and faults as the agent sees them, and
+// the steps of all ranks from their black boxes, drained once a second and when a process ends.
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <string>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "base/event_loop.h"
+#include "launch/options.h"
+#include "outlast/base/id.h"
+#include "outlast/blackbox/segment.h"
+#include "outlast/elastic/job.h"
+#include "outlast/meter/ledger_file.h"
+
+namespace outlast {
+
+// Belongs to its loop's thread. A ledger that cannot be written never stops a job: see error().
+class RunLedger {
+ public:
+  static absl::StatusOr<std::unique_ptr<RunLedger>> Open(EventLoop& loop, const std::string& run_dir, const LaunchOptions& options,
+                                                         const Id128& run_id);
+  ~RunLedger();
+
+  // `black_box_fd` is borrowed for the call; each slot keeps its box for the whole job.
+  void Started(const SpawnWorker& worker, int pid, int black_box_fd);
+  void Ended(int slot, int pid, uint64_t born, const ProcessEnd& end);
+  void Committed(const CommitGeneration& commit);
+  void Faulted(const FaultRecord& fault);
+  void Finished(int exit_code, const std::string& reason);
+  // For what others know: checkpoints, restores, roll-backs.
+  void Append(const LedgerEntry& entry);
+
+  // Nanoseconds of the ledger's clock (CLOCK_BOOTTIME).
+  int64_t Now() const;
+  // The first write that failed.
+  const absl::Status& error() const { return error_; }
+
+ private:
+  struct Box {
+    SegmentView view;
+    uint64_t next_seq = 1;
+    bool has_meter = false;
+  };
+
+  RunLedger(EventLoop& loop, LedgerWriter writer);
+  void DrainAndRepeat();
+  void Drain(int slot, Box& box);
+
+  EventLoop& loop_;
+  LedgerWriter writer_;
+  const int64_t boottime_minus_monotonic_ns_;
+  std::map<int, Box> boxes_;
+  uint64_t generation_ = 0;
+  EventLoop::TimerId timer_ = 0;
+  absl::Status error_;
+};
+
+}  // namespace outlast
