@@ -20,6 +20,7 @@
 #include "launch/run_dir.h"
 #include "launch/run_ledger.h"
 #include "launch/run_record.h"
+#include "launch/services.h"
 #include "launch/stacks.h"
 #include "launch/worker_environment.h"
 #include "outlast/base/clock.h"
@@ -100,6 +101,7 @@ class Agent final : public WorkerHost {
   std::unique_ptr<StackTaker> stacks_;
   std::unique_ptr<RunLedger> ledger_;
   std::unique_ptr<Keeper> keeper_;
+  std::unique_ptr<JobServices> services_;
   UniqueFd signals_;
   MasterPorts ports_;
   std::map<int, Worker> workers_;  // by slot
@@ -120,11 +122,14 @@ absl::Status Agent::SetUp() {
   stacks_ = std::make_unique<StackTaker>(*loop_);
   OUTLAST_ASSIGN_OR_RETURN(ledger_, RunLedger::Open(*loop_, run_dir_.path(), options_, run_id_));
   keeper_ = std::make_unique<Keeper>(*loop_, *this, KeeperOptions{options_.job, run_id_, run_dir_.path()});
+  services_ = std::make_unique<JobServices>(*keeper_, *this, options_, *ledger_, record_, *console_);
   return keeper_->Start();
 }
 
 int Agent::Run() {
   loop_->Run();
+  if (end_->first != 0 && end_->first != kExitRefused) services_->PersistLast();
+  services_.reset();  // waits for a save that is being written
   ledger_->Finished(end_->first, end_->second);
   if (!ledger_->error().ok()) console_->Say(fmt::format("outlast: the ledger has gaps: {}", MessageOf(ledger_->error())));
   keeper_.reset();
@@ -299,7 +304,8 @@ void Agent::OnFault(const RecordFault& record) {
   const FaultRecord& fault = record.fault;
   const auto worker = workers_.find(fault.rank);
   record_.Faulted(record, worker == workers_.end() ? "" : LastLines(worker->second.error_path, kLastLines, kLastLinesBytes));
-  ledger_->Faulted(fault);
+  services_->Faulted(fault);
+  ledger_->Faulted(fault, services_->LastProgressOf(fault));
   const std::string weight = fault.victim ? "after a peer" : BudgetText(record);
   console_->Say(fmt::format("outlast: {} ({}, {}) in generation {}, found by {}", fault.detail, FaultClassName(fault.fault_class), weight,
                             fault.generation, fault.found_by));
@@ -308,6 +314,7 @@ void Agent::OnFault(const RecordFault& record) {
 void Agent::OnCommit(const CommitGeneration& commit) {
   record_.Committed(commit);
   ledger_->Committed(commit);
+  if (services_ != nullptr) services_->Committed(commit);
   if (commit.generation > 1) console_->Say(fmt::format("outlast: generation {} with {} ranks", commit.generation, commit.members.size()));
 }
 

@@ -78,11 +78,11 @@ void RunLedger::Committed(const CommitGeneration& commit) {
   Append(CommitEntry{Now(), commit.generation, static_cast<int32_t>(commit.members.size())});
 }
 
-void RunLedger::Faulted(const FaultRecord& fault) {
+void RunLedger::Faulted(const FaultRecord& fault, int64_t last_progress_ns) {
   if (fault.victim) return;
   const bool is_death = fault.end.signal != 0 || fault.end.code != 0;
   Append(DetectedEntry{.time_ns = Now(),
-                       .last_progress_ns = is_death ? Now() : 0,
+                       .last_progress_ns = last_progress_ns == 0 && is_death ? Now() : last_progress_ns,
                        .generation = fault.generation,
                        .slot = fault.rank,
                        .rank = fault.rank,

@@ -29,7 +29,8 @@ class RunLedger {
   void Started(const SpawnWorker& worker, int pid, int black_box_fd);
   void Ended(int slot, int pid, uint64_t born, const ProcessEnd& end);
   void Committed(const CommitGeneration& commit);
-  void Faulted(const FaultRecord& fault);
+  // `last_progress_ns`: when a hung rank had moved last, on this clock; 0: not known.
+  void Faulted(const FaultRecord& fault, int64_t last_progress_ns);
   void Finished(int exit_code, const std::string& reason);
   // For what others know: checkpoints, restores, roll-backs.
   void Append(const LedgerEntry& entry);

@@ -13,6 +13,7 @@
 #include "absl/time/time.h"
 #include "launch/options.h"
 #include "launch/run_dir.h"
+#include "outlast/meter/ledger_file.h"
 #include "outlast/base/id.h"
 #include "outlast/elastic/job.h"
 
@@ -32,6 +33,12 @@ class RunRecord {
   void Faulted(const RecordFault& record, const std::string& last_lines);
   void StopAsked(int signal);
   void StacksWritten(const std::string& folder, const std::string& reason);
+  void Saved(int64_t step, const std::string& checkpoint, uint64_t bytes, absl::Duration write_time);
+  void SaveFailed(int64_t step, const std::string& error);
+  void Restored(uint64_t generation, StateSource source, int64_t step);
+  // A verdict of the watch, and where its evidence lies.
+  void Judged(const std::string& verdict, const std::string& folder);
+  void Noted(const std::string& line);
   // Writes report.json.
   absl::Status Finished(int exit_code, const std::string& reason);
 

@@ -36,6 +36,7 @@ class Monitor final : public KeeperExtension {
   void OnAbort(uint64_t generation) override;
   void OnCommit(const CommitGeneration& commit) override;
   void OnWorkerEnded(int slot) override;
+  bool is_saving() const override { return false; }
   void OnPersistCommon(const std::string&) override {}
 
   bool is_watching() const { return state_ != nullptr; }

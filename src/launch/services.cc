@@ -1,0 +1,107 @@
+#include "launch/services.h"
+
+#include <unistd.h>
+
+#include <algorithm>
+
+#include "base/error.h"
+
+namespace outlast {
+namespace {
+
+std::string HostName() {
+  char name[256] = {};
+  return gethostname(name, sizeof name - 1) == 0 ? name : "unknown host";
+}
+
+StateSource SourceOf(RestoreSource source) {
+  switch (source) {
+    case RestoreSource::kMemory:
+      return StateSource::kMemory;
+    case RestoreSource::kDisk:
+      return StateSource::kDisk;
+    case RestoreSource::kNone:
+      break;
+  }
+  return StateSource::kNothing;
+}
+
+}  // namespace
+
+JobServices::JobServices(Keeper& keeper, WorkerHost& host, const LaunchOptions& options, RunLedger& ledger, RunRecord& record,
+                         Console& console)
+    : keeper_(keeper), ledger_(ledger), record_(record), console_(console) {
+  SaveServiceOptions saves;
+  saves.job_name = options.job_id;
+  saves.fresh = options.fresh;
+  saves.take_over = options.take_over;
+  saves.committer = HostName();
+  saves.observer = Observer();
+  saves_ = std::make_unique<SaveService>(keeper_, std::move(saves));
+  keeper_.Attach(saves_.get());
+  MonitorListener listener;
+  listener.on_finding = [this](const Verdict& verdict, const std::string& folder) { OnVerdict(verdict, folder); };
+  listener.on_recovered = [this](const Verdict& verdict) {
+    console_.Say(fmt::format("outlast: watch: {}: it moves again, nothing was done", verdict.reason));
+  };
+  monitor_ = std::make_unique<Monitor>(keeper_, host, std::move(listener));
+  keeper_.Attach(monitor_.get());
+}
+
+JobServices::~JobServices() {
+  keeper_.Detach(monitor_.get());
+  keeper_.Detach(saves_.get());
+}
+
+SaveObserver JobServices::Observer() {
+  SaveObserver observer;
+  observer.on_durable = [this](int64_t step, const PersistResult& result) {
+    const int64_t now = ledger_.Now();
+    ledger_.Append(CheckpointEntry{now - absl::ToInt64Nanoseconds(result.write_time), now, generation_, step, result.bytes, ""});
+    record_.Saved(step, result.checkpoint, result.bytes, result.write_time);
+  };
+  observer.on_failed = [this](int64_t step, const absl::Status& error) {
+    ledger_.Append(CheckpointEntry{ledger_.Now(), ledger_.Now(), generation_, step, 0, std::string(MessageOf(error))});
+    record_.SaveFailed(step, std::string(MessageOf(error)));
+    console_.Say(fmt::format("outlast: {}; training goes on", MessageOf(error)));
+  };
+  observer.on_restored = [this](uint64_t generation, RestoreSource source, int64_t step) {
+    const int64_t now = ledger_.Now();
+    const StateSource from = SourceOf(source);
+    ledger_.Append(RestoreEntry{committed_at_ns_, now, generation, 0, step, 0, from});
+    ledger_.Append(RollbackEntry{now, generation, step, std::max(step, reached_step_), from});
+    record_.Restored(generation, from, step);
+  };
+  observer.on_note = [this](const std::string& line) {
+    record_.Noted(line);
+    console_.Say("outlast: " + line);
+  };
+  return observer;
+}
+
+void JobServices::Committed(const CommitGeneration& commit) {
+  generation_ = commit.generation;
+  committed_at_ns_ = ledger_.Now();
+}
+
+void JobServices::OnVerdict(const Verdict& verdict, const std::string& folder) {
+  for (const Culprit& culprit : verdict.culprits) {
+    hung_since_ns_[culprit.rank] = ledger_.Now() - absl::ToInt64Nanoseconds(culprit.age);
+  }
+  record_.Judged(verdict.reason, folder);
+  console_.Say(fmt::format("outlast: watch: {}{}", verdict.reason, folder.empty() ? "" : " (" + folder + ")"));
+}
+
+int64_t JobServices::LastProgressOf(const FaultRecord& fault) const {
+  if (fault.fault_class != FaultClass::kHang) return 0;
+  const auto found = hung_since_ns_.find(fault.rank);
+  return found == hung_since_ns_.end() ? 0 : found->second;
+}
+
+void JobServices::PersistLast() {
+  if (const absl::Status saved = saves_->PersistLast(); !saved.ok()) {
+    console_.Say(fmt::format("outlast: the newest step in memory could not be saved: {}", MessageOf(saved)));
+  }
+}
+
+}  // namespace outlast
