@@ -22,7 +22,8 @@ class LocalKeeper final : public WorkerHost {
   UniqueFd TakeSocket() { return std::move(socket_); }
   UniqueFd TakeBlackBox() { return std::move(black_box_); }
 
-  // The trainer is out of ForEachGeneration for good: from now on nothing ends its process but a second SIGINT.
+  // The trainer is out of ForEachGeneration for good: from now on nothing ends its process but a
+  // second SIGINT.
   void OnTrainerLeft() { trainer_left_.store(true); }
 
   void Spawn(SpawnRequest request) override;

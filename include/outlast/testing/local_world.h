@@ -23,7 +23,8 @@ namespace outlast::testing {
 struct LocalWorldOptions {
   JobOptions job;       // its world is set by LocalWorld
   std::string run_dir;  // empty: none
-  // Called on the keeper's thread before the job starts: attach extensions here. They must outlive LocalWorld::Run.
+  // Called on the keeper's thread before the job starts: attach extensions here. They must outlive
+  // LocalWorld::Run.
   std::function<void(Keeper&)> prepare;
   // A world that is not done by then is ended: all ranks are killed.
   absl::Duration timeout = absl::Seconds(60);
@@ -38,9 +39,10 @@ struct LocalWorldResult {
   uint64_t refused = 0;     // Keeper::refused()
 };
 
-// A rank "dies" when its body returns an error (exit code 1), or by KillRank. Then what it holds of Outlast gives kCancelled
-// or kUnavailable, its abort callbacks run, and it is expected to return soon; its slot is refilled by a new thread. A rank
-// that does not return within 100 ms of a kill counts as dead nevertheless, and its thread is joined at the end.
+// A rank "dies" when its body returns an error (exit code 1), or by KillRank. Then what it holds of
+// Outlast gives kCancelled or kUnavailable, its abort callbacks run, and it is expected to return
+// soon; its slot is refilled by a new thread. A rank that does not return within 100 ms of a kill
+// counts as dead nevertheless, and its thread is joined at the end.
 class LocalWorld {
  public:
   // What a rank's program would do in main: usually outlast::Run::ForEachGeneration.
