@@ -16,7 +16,8 @@ constexpr absl::Duration kFullQueue = absl::Seconds(5);
 constexpr int kFullQueueStepMillis = 20;
 
 void TakeDescriptors(msghdr& header, std::vector<UniqueFd>& fds) {
-  for (cmsghdr* control = CMSG_FIRSTHDR(&header); control != nullptr; control = CMSG_NXTHDR(&header, control)) {
+  for (cmsghdr* control = CMSG_FIRSTHDR(&header); control != nullptr;
+       control = CMSG_NXTHDR(&header, control)) {
     if (control->cmsg_level != SOL_SOCKET || control->cmsg_type != SCM_RIGHTS) continue;
     const size_t count = (control->cmsg_len - CMSG_LEN(0)) / sizeof(int);
     for (size_t i = 0; i < count; ++i) {
@@ -31,7 +32,8 @@ void TakeDescriptors(msghdr& header, std::vector<UniqueFd>& fds) {
 
 absl::StatusOr<std::pair<Channel, Channel>> Channel::MakePair() {
   int ends[2];
-  if (socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0, ends) != 0) return ErrnoStatus(errno, "make a socket pair");
+  if (socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0, ends) != 0)
+    return ErrnoStatus(errno, "make a socket pair");
   std::pair<Channel, Channel> channels{Channel(UniqueFd(ends[0])), Channel(UniqueFd(ends[1]))};
   for (const int end : ends) {
     const int bytes = 4 * static_cast<int>(kMaxMessageBytes);
@@ -45,13 +47,15 @@ absl::Status Channel::Send(std::string_view bytes, std::span<const int> fds) con
   if (sent.code() != absl::StatusCode::kResourceExhausted) return sent;
   const absl::Duration deadline = Clock::Real().Uptime() + kFullQueue;
   while (true) {
-    // A queue counts as writable only when it is three quarters empty, so a slow reader may let several waits pass.
+    // A queue counts as writable only when it is three quarters empty, so a slow reader may let
+    // several waits pass.
     pollfd writable{fd_.get(), POLLOUT, 0};
     poll(&writable, 1, kFullQueueStepMillis);
     absl::Status again = TrySend(bytes, fds);
     if (again.code() != absl::StatusCode::kResourceExhausted) return again;
     if (Clock::Real().Uptime() >= deadline) {
-      return Error(absl::StatusCode::kUnavailable, "send a message: the peer's queue was full for {} s",
+      return Error(absl::StatusCode::kUnavailable,
+                   "send a message: the peer's queue was full for {} s",
                    absl::ToInt64Seconds(kFullQueue));
     }
   }
@@ -59,8 +63,9 @@ absl::Status Channel::Send(std::string_view bytes, std::span<const int> fds) con
 
 absl::Status Channel::TrySend(std::string_view bytes, std::span<const int> fds) const {
   if (bytes.size() > kMaxMessageBytes || fds.size() > kMaxDescriptors) {
-    return Error(absl::StatusCode::kInvalidArgument, "message of {} bytes and {} descriptors: at most {} and {} wanted",
-                 bytes.size(), fds.size(), kMaxMessageBytes, kMaxDescriptors);
+    return Error(absl::StatusCode::kInvalidArgument,
+                 "message of {} bytes and {} descriptors: at most {} and {} wanted", bytes.size(),
+                 fds.size(), kMaxMessageBytes, kMaxDescriptors);
   }
   iovec part{const_cast<char*>(bytes.data()), bytes.size()};
   alignas(cmsghdr) char control[CMSG_SPACE(kMaxDescriptors * sizeof(int))] = {};
@@ -78,13 +83,17 @@ absl::Status Channel::TrySend(std::string_view bytes, std::span<const int> fds) 
   }
   while (sendmsg(fd_.get(), &header, MSG_NOSIGNAL | MSG_DONTWAIT) < 0) {
     if (errno == EINTR) continue;
-    if (errno == EAGAIN) return Error(absl::StatusCode::kResourceExhausted, "send a message: the peer's queue is full");
+    if (errno == EAGAIN)
+      return Error(absl::StatusCode::kResourceExhausted,
+                   "send a message: the peer's queue is full");
     return ErrnoStatus(errno, "send a message");
   }
   return absl::OkStatus();
 }
 
-absl::StatusOr<std::optional<Channel::Packet>> Channel::TryReceive() const { return ReceiveWith(MSG_DONTWAIT); }
+absl::StatusOr<std::optional<Channel::Packet>> Channel::TryReceive() const {
+  return ReceiveWith(MSG_DONTWAIT);
+}
 
 absl::StatusOr<std::optional<Channel::Packet>> Channel::ReceiveWith(int flags) const {
   Packet packet;
@@ -100,12 +109,14 @@ absl::StatusOr<std::optional<Channel::Packet>> Channel::ReceiveWith(int flags) c
   do {
     received = recvmsg(fd_.get(), &header, MSG_CMSG_CLOEXEC | flags);
   } while (received < 0 && errno == EINTR);
-  if (received < 0 && errno == EAGAIN) return Error(absl::StatusCode::kResourceExhausted, "receive a message: none is there");
+  if (received < 0 && errno == EAGAIN)
+    return Error(absl::StatusCode::kResourceExhausted, "receive a message: none is there");
   if (received < 0 && errno != ECONNRESET) return ErrnoStatus(errno, "receive a message");
   if (received <= 0) return std::optional<Packet>();
   TakeDescriptors(header, packet.fds);
   if ((header.msg_flags & (MSG_TRUNC | MSG_CTRUNC)) != 0) {
-    return Error(absl::StatusCode::kInvalidArgument, "message over {} bytes or {} descriptors", kMaxMessageBytes, kMaxDescriptors);
+    return Error(absl::StatusCode::kInvalidArgument, "message over {} bytes or {} descriptors",
+                 kMaxMessageBytes, kMaxDescriptors);
   }
   packet.bytes.assign(buffer, static_cast<size_t>(received));
   return std::optional<Packet>(std::move(packet));

@@ -89,12 +89,18 @@ int EventLoop::TimeoutMillis() const {
   return static_cast<int>(absl::ToInt64Milliseconds(std::min<absl::Duration>(left, absl::Hours(1)))) + 1;
 }
 
+// Only those that are due now: a callback that arms itself again at once must not starve the descriptors.
 void EventLoop::RunDueTimers() {
-  // One reading of the clock: a callback that arms itself again at once must not starve the descriptors.
   const absl::Duration now = Clock::Real().Uptime();
-  while (!timers_.empty() && timers_.begin()->first.first <= now) {
-    auto node = timers_.extract(timers_.begin());
-    deadline_of_timer_.erase(node.key().second);
+  std::vector<std::pair<absl::Duration, TimerId>> due;
+  for (const auto& [key, callback] : timers_) {
+    if (key.first > now) break;
+    due.push_back(key);
+  }
+  for (const auto& key : due) {
+    auto node = timers_.extract(key);
+    if (node.empty()) continue;  // an earlier one cancelled it
+    deadline_of_timer_.erase(key.second);
     node.mapped()();
   }
 }

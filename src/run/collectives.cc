@@ -26,17 +26,21 @@ enum class Function : uint8_t { kBarrier = 1, kAllReduce = 2, kBroadcast = 3 };
 constexpr uint8_t kFloat32 = 7;  // as NCCL numbers its data types
 constexpr uint8_t kBytes = 0;
 constexpr uint8_t kSum = 0;
-constexpr uint8_t kKnown = kKnowsFunction | kKnowsDatatype | kKnowsReduction | kKnowsRoot | kKnowsCount;
-constexpr size_t kBlockFloats = 16 << 10;  // 64 KiB of each rank: what a core sums at once lies in its cache
-constexpr size_t kMaxRanks = 60;           // one line each, in one page
+constexpr uint8_t kKnown =
+    kKnowsFunction | kKnowsDatatype | kKnowsReduction | kKnowsRoot | kKnowsCount;
+constexpr size_t kBlockFloats =
+    16 << 10;                     // 64 KiB of each rank: what a core sums at once lies in its cache
+constexpr size_t kMaxRanks = 60;  // one line each, in one page
 
-// What a rank calls. Two of each, by the operation's parity: a fast rank writes its next call while slow ones still compare.
+// What a rank calls. Two of each, by the operation's parity: a fast rank writes its next call while
+// slow ones still compare.
 struct alignas(64) CallLine {
   uint64_t signature[2];
   uint32_t function[2];
 };
 
-// The first page of the memory; then `world` slots for what the ranks bring, and one for the result.
+// The first page of the memory; then `world` slots for what the ranks bring, and one for the
+// result.
 struct Control {
   SharedBarrier barrier;
   alignas(64) std::atomic<uint32_t> next_block;
@@ -65,10 +69,16 @@ int64_t DeadlineNanos(absl::Duration timeout) {
 
 class ShmGroup::Impl {
  public:
-  Impl(Generation& generation, Run& run, std::string name, size_t max_bytes, Mapping memory, CommCell cell)
-      : generation_(generation), run_(run), name_(std::move(name)), max_bytes_(max_bytes),
-        memory_(std::make_shared<Mapping>(std::move(memory))), cell_(std::move(cell)),
-        barrier_(&control().barrier, static_cast<uint32_t>(generation.rank()), static_cast<uint32_t>(generation.world())) {
+  Impl(Generation& generation, Run& run, std::string name, size_t max_bytes, Mapping memory,
+       CommCell cell)
+      : generation_(generation),
+        run_(run),
+        name_(std::move(name)),
+        max_bytes_(max_bytes),
+        memory_(std::make_shared<Mapping>(std::move(memory))),
+        cell_(std::move(cell)),
+        barrier_(&control().barrier, static_cast<uint32_t>(generation.rank()),
+                 static_cast<uint32_t>(generation.world())) {
     // The callback keeps the memory: it may run when the group is gone.
     generation.OnAbort([memory = memory_, member = barrier_]() mutable { member.Break(); });
   }
@@ -79,8 +89,8 @@ class ShmGroup::Impl {
 
  private:
   // A collective from its call to its end, as the black box shows it.
-  absl::Status Operate(const OperationSignature& operation, size_t bytes, const CollectiveOptions& options,
-                       const std::function<absl::Status()>& body);
+  absl::Status Operate(const OperationSignature& operation, size_t bytes,
+                       const CollectiveOptions& options, const std::function<absl::Status()>& body);
   absl::Status Meet();
   // Meet for the first time in a call, and see that all called the same.
   absl::Status MeetForTheSame();
@@ -88,7 +98,9 @@ class ShmGroup::Impl {
   void SumBlocks(size_t count);
 
   Control& control() const { return *reinterpret_cast<Control*>(memory_->data()); }
-  std::byte* slot(int index) const { return memory_->data() + kCleanBytes + static_cast<size_t>(index) * max_bytes_; }
+  std::byte* slot(int index) const {
+    return memory_->data() + kCleanBytes + static_cast<size_t>(index) * max_bytes_;
+  }
   std::byte* result() const { return slot(generation_.world()); }
 
   Generation& generation_;
@@ -102,11 +114,13 @@ class ShmGroup::Impl {
   int64_t deadline_ns_ = 0;  // of the present call
 };
 
-absl::Status ShmGroup::Impl::Operate(const OperationSignature& operation, size_t bytes, const CollectiveOptions& options,
+absl::Status ShmGroup::Impl::Operate(const OperationSignature& operation, size_t bytes,
+                                     const CollectiveOptions& options,
                                      const std::function<absl::Status()>& body) {
   const std::string_view what = FunctionName(operation.function);
   if (bytes > max_bytes_) {
-    return Error(absl::StatusCode::kInvalidArgument, "{} '{}': {} bytes, the group was made for {}", what, name_, bytes, max_bytes_);
+    return Error(absl::StatusCode::kInvalidArgument, "{} '{}': {} bytes, the group was made for {}",
+                 what, name_, bytes, max_bytes_);
   }
   OUTLAST_RETURN_IF_ERROR(generation_.Check());
   OUTLAST_RETURN_IF_ERROR(Annotate(barrier_.CheckWhole(), fmt::format("{} '{}'", what, name_)));
@@ -126,14 +140,17 @@ absl::Status ShmGroup::Impl::Operate(const OperationSignature& operation, size_t
   }
   cell_.SetState(generation_.is_aborted() ? CommState::kAborted : CommState::kFailed, now_ns);
   if (absl::IsDeadlineExceeded(done)) {
-    return Error(done.code(), "{} '{}' of generation {}: not all {} ranks came within {}", what, name_, generation_.number(),
-                 generation_.world(), absl::FormatDuration(options.timeout));
+    return Error(done.code(), "{} '{}' of generation {}: not all {} ranks came within {}", what,
+                 name_, generation_.number(), generation_.world(),
+                 absl::FormatDuration(options.timeout));
   }
   return absl::IsAborted(done) ? done : Annotate(done, fmt::format("{} '{}'", what, name_));
 }
 
 absl::Status ShmGroup::Impl::Meet() {
-  return barrier_.Wait(deadline_ns_, [this] { return generation_.Check(); }, [this] { control().next_block.store(0); });
+  return barrier_.Wait(
+      deadline_ns_, [this] { return generation_.Check(); },
+      [this] { control().next_block.store(0); });
 }
 
 absl::Status ShmGroup::Impl::MeetForTheSame() {
@@ -149,15 +166,18 @@ absl::Status ShmGroup::Impl::CompareCalls() const {
     const CallLine& theirs = control().calls[peer];
     if (theirs.signature[calls_ % 2] == mine.signature[calls_ % 2]) continue;
     const bool same_function = theirs.function[calls_ % 2] == mine.function[calls_ % 2];
-    return Error(absl::StatusCode::kInvalidArgument, "call {}: rank {} called {}{}, this rank {} called {}", calls_, peer,
-                 FunctionName(theirs.function[calls_ % 2]), same_function ? " with another size or root" : "", generation_.rank(),
+    return Error(absl::StatusCode::kInvalidArgument,
+                 "call {}: rank {} called {}{}, this rank {} called {}", calls_, peer,
+                 FunctionName(theirs.function[calls_ % 2]),
+                 same_function ? " with another size or root" : "", generation_.rank(),
                  FunctionName(mine.function[calls_ % 2]));
   }
   return absl::OkStatus();
 }
 
 absl::Status ShmGroup::Impl::Barrier(const CollectiveOptions& options) {
-  const OperationSignature operation{.function = static_cast<uint8_t>(Function::kBarrier), .known = kKnown};
+  const OperationSignature operation{.function = static_cast<uint8_t>(Function::kBarrier),
+                                     .known = kKnown};
   return Operate(operation, 0, options, [this] { return MeetForTheSame(); });
 }
 
@@ -177,12 +197,13 @@ absl::Status ShmGroup::Impl::AllReduce(std::span<float> data, const CollectiveOp
   });
 }
 
-// Whoever has time takes the next block: with fewer cores than ranks, nobody waits for a rank that does not run. Who sums a
-// block does not change the sum.
+// Whoever has time takes the next block: with fewer cores than ranks, nobody waits for a rank that
+// does not run. Who sums a block does not change the sum.
 void ShmGroup::Impl::SumBlocks(size_t count) {
   const size_t blocks = (count + kBlockFloats - 1) / kBlockFloats;
   const int world = generation_.world();
-  for (size_t block = control().next_block.fetch_add(1); block < blocks; block = control().next_block.fetch_add(1)) {
+  for (size_t block = control().next_block.fetch_add(1); block < blocks;
+       block = control().next_block.fetch_add(1)) {
     const size_t first = block * kBlockFloats;
     const size_t floats = std::min(kBlockFloats, count - first);
     float* sum = reinterpret_cast<float*>(result()) + first;
@@ -194,9 +215,11 @@ void ShmGroup::Impl::SumBlocks(size_t count) {
   }
 }
 
-absl::Status ShmGroup::Impl::Broadcast(std::span<std::byte> data, int root, const CollectiveOptions& options) {
+absl::Status ShmGroup::Impl::Broadcast(std::span<std::byte> data, int root,
+                                       const CollectiveOptions& options) {
   if (root < 0 || root >= generation_.world()) {
-    return Error(absl::StatusCode::kInvalidArgument, "Broadcast '{}': root {} of {} ranks", name_, root, generation_.world());
+    return Error(absl::StatusCode::kInvalidArgument, "Broadcast '{}': root {} of {} ranks", name_,
+                 root, generation_.world());
   }
   const OperationSignature operation{.function = static_cast<uint8_t>(Function::kBroadcast),
                                      .datatype = kBytes,
@@ -212,21 +235,29 @@ absl::Status ShmGroup::Impl::Broadcast(std::span<std::byte> data, int root, cons
   });
 }
 
-absl::StatusOr<ShmGroup> ShmGroup::Make(Generation& generation, Run& run, std::string_view name, size_t max_bytes) {
+absl::StatusOr<ShmGroup> ShmGroup::Make(Generation& generation, Run& run, std::string_view name,
+                                        size_t max_bytes) {
   const auto world = static_cast<size_t>(generation.world());
   if (world > kMaxRanks) {
-    return Error(absl::StatusCode::kInvalidArgument, "group '{}': {} ranks, at most {} wanted", name, world, kMaxRanks);
+    return Error(absl::StatusCode::kInvalidArgument, "group '{}': {} ranks, at most {} wanted",
+                 name, world, kMaxRanks);
   }
   const size_t slot_bytes = (max_bytes + 63) / 64 * 64;
   const size_t bytes = kCleanBytes + (world + 1) * slot_bytes;
-  const PayloadWriter payload =
-      PayloadWriter().Text(fmt::format("group/{}", name)).Int(uint64_t{bytes}).Int(SharedScope::kGenerationDirty);
+  const PayloadWriter payload = PayloadWriter()
+                                    .Text(fmt::format("group/{}", name))
+                                    .Int(uint64_t{bytes})
+                                    .Int(SharedScope::kGenerationDirty);
   constexpr absl::Duration kPatience = absl::Seconds(30);
-  OUTLAST_ASSIGN_OR_RETURN(const Message answer,
-                           run.link().Call(MessageKind::kSharedMemory, generation.number(), payload.bytes(), kPatience));
-  if (answer.fds.size() != 1) return Error(absl::StatusCode::kInternal, "group '{}': {} descriptors came", name, answer.fds.size());
+  OUTLAST_ASSIGN_OR_RETURN(
+      const Message answer,
+      run.link().Call(MessageKind::kSharedMemory, generation.number(), payload.bytes(), kPatience));
+  if (answer.fds.size() != 1)
+    return Error(absl::StatusCode::kInternal, "group '{}': {} descriptors came", name,
+                 answer.fds.size());
   OUTLAST_ASSIGN_OR_RETURN(Mapping memory, Mapping::Shared(answer.fds.front().get(), bytes));
-  madvise(memory.data(), bytes, MADV_POPULATE_WRITE);  // the pages are there; mapping them one fault at a time costs more
+  madvise(memory.data(), bytes,
+          MADV_POPULATE_WRITE);  // the pages are there; mapping them one fault at a time costs more
   std::vector<uint32_t> members(world);
   std::iota(members.begin(), members.end(), 0u);
   CommInfo info;
@@ -238,7 +269,8 @@ absl::StatusOr<ShmGroup> ShmGroup::Make(Generation& generation, Run& run, std::s
   OUTLAST_ASSIGN_OR_RETURN(CommCell cell, CommCell::Open(run.black_box(), info));
   cell.SetProgressIsKnown();
   cell.SetState(CommState::kReady, static_cast<uint64_t>(MonotonicNanos()));
-  return ShmGroup(std::make_unique<Impl>(generation, run, std::string(name), slot_bytes, std::move(memory), std::move(cell)));
+  return ShmGroup(std::make_unique<Impl>(generation, run, std::string(name), slot_bytes,
+                                         std::move(memory), std::move(cell)));
 }
 
 ShmGroup::ShmGroup(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
@@ -249,7 +281,8 @@ absl::Status ShmGroup::AllReduceSum(std::span<float> data, const CollectiveOptio
   return impl_->AllReduce(data, options);
 }
 absl::Status ShmGroup::Barrier(const CollectiveOptions& options) { return impl_->Barrier(options); }
-absl::Status ShmGroup::Broadcast(std::span<std::byte> data, int root, const CollectiveOptions& options) {
+absl::Status ShmGroup::Broadcast(std::span<std::byte> data, int root,
+                                 const CollectiveOptions& options) {
   return impl_->Broadcast(data, root, options);
 }
 

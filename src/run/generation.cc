@@ -9,12 +9,14 @@
 namespace outlast {
 namespace {
 
-// The keeper answers at once, or at the deadline that the request names. More than that means that it is stuck.
+// The keeper answers at once, or at the deadline that the request names. More than that means that
+// it is stuck.
 constexpr absl::Duration kKeeperSlack = absl::Seconds(30);
 
 absl::Status CheckKey(std::string_view what, std::string_view key) {
   if (!key.empty() && key.size() <= kMaxKeyBytes) return absl::OkStatus();
-  return Error(absl::StatusCode::kInvalidArgument, "{} of {} bytes: 1 to {} wanted", what, key.size(), kMaxKeyBytes);
+  return Error(absl::StatusCode::kInvalidArgument, "{} of {} bytes: 1 to {} wanted", what,
+               key.size(), kMaxKeyBytes);
 }
 
 }  // namespace
@@ -26,12 +28,15 @@ Generation::~Generation() { state_->EndCallbacks(); }
 
 absl::Status Generation::Check() const { return state_->Check(number_); }
 
-void Generation::OnAbort(std::function<void()> callback) { state_->AddAbortCallback(number_, std::move(callback)); }
+void Generation::OnAbort(std::function<void()> callback) {
+  state_->AddAbortCallback(number_, std::move(callback));
+}
 
 absl::Status Generation::Put(std::string_view key, std::string_view value) {
   OUTLAST_RETURN_IF_ERROR(CheckKey("key", key));
   if (value.size() > kMaxValueBytes) {
-    return Error(absl::StatusCode::kInvalidArgument, "value of key '{}': {} bytes, at most {} wanted", key, value.size(),
+    return Error(absl::StatusCode::kInvalidArgument,
+                 "value of key '{}': {} bytes, at most {} wanted", key, value.size(),
                  kMaxValueBytes);
   }
   const PayloadWriter payload = PayloadWriter().Text(key).Text(value);
@@ -41,21 +46,26 @@ absl::Status Generation::Put(std::string_view key, std::string_view value) {
 absl::StatusOr<std::string> Generation::Get(std::string_view key, absl::Duration timeout) {
   OUTLAST_RETURN_IF_ERROR(CheckKey("key", key));
   const PayloadWriter payload = PayloadWriter().Text(key).Int(absl::ToInt64Nanoseconds(timeout));
-  OUTLAST_ASSIGN_OR_RETURN(const Message answer,
-                           state_->link().Call(MessageKind::kGet, number_, payload.bytes(), timeout + kKeeperSlack));
+  OUTLAST_ASSIGN_OR_RETURN(
+      const Message answer,
+      state_->link().Call(MessageKind::kGet, number_, payload.bytes(), timeout + kKeeperSlack));
   PayloadReader reader(answer.payload);
   const std::string_view value = reader.Text();
-  if (!reader.ok()) return Error(absl::StatusCode::kInternal, "key '{}': the answer's fields do not fit", key);
+  if (!reader.ok())
+    return Error(absl::StatusCode::kInternal, "key '{}': the answer's fields do not fit", key);
   return std::string(value);
 }
 
 absl::StatusOr<Mapping> Generation::SharedMemory(std::string_view name, size_t bytes) {
   OUTLAST_RETURN_IF_ERROR(CheckKey("name of shared memory", name));
-  const PayloadWriter payload = PayloadWriter().Text(name).Int(uint64_t{bytes}).Int(SharedScope::kGeneration);
-  OUTLAST_ASSIGN_OR_RETURN(const Message answer,
-                           state_->link().Call(MessageKind::kSharedMemory, number_, payload.bytes(), kKeeperSlack));
+  const PayloadWriter payload =
+      PayloadWriter().Text(name).Int(uint64_t{bytes}).Int(SharedScope::kGeneration);
+  OUTLAST_ASSIGN_OR_RETURN(
+      const Message answer,
+      state_->link().Call(MessageKind::kSharedMemory, number_, payload.bytes(), kKeeperSlack));
   if (answer.fds.size() != 1) {
-    return Error(absl::StatusCode::kInternal, "shared memory '{}': {} descriptors came, 1 wanted", name, answer.fds.size());
+    return Error(absl::StatusCode::kInternal, "shared memory '{}': {} descriptors came, 1 wanted",
+                 name, answer.fds.size());
   }
   return Mapping::Shared(answer.fds.front().get(), bytes);
 }

@@ -20,10 +20,12 @@ constexpr size_t kMaxMemories = 4096;
 
 absl::Status CheckName(std::string_view what, std::string_view name) {
   if (!name.empty() && name.size() <= kMaxKeyBytes) return absl::OkStatus();
-  return Error(absl::StatusCode::kInvalidArgument, "{} of {} bytes: 1 to {} wanted", what, name.size(), kMaxKeyBytes);
+  return Error(absl::StatusCode::kInvalidArgument, "{} of {} bytes: 1 to {} wanted", what,
+               name.size(), kMaxKeyBytes);
 }
 
-// A memfd has no limit of its own: asking for too much would bring the machine down before it failed.
+// A memfd has no limit of its own: asking for too much would bring the machine down before it
+// failed.
 uint64_t AvailableMemoryBytes() {
   const std::unique_ptr<FILE, int (*)(FILE*)> file(std::fopen("/proc/meminfo", "re"), std::fclose);
   char line[128];
@@ -39,7 +41,8 @@ uint64_t AvailableMemoryBytes() {
 absl::Status GenerationStore::Put(std::string_view key, std::string_view value) {
   OUTLAST_RETURN_IF_ERROR(CheckName("key", key));
   if (value.size() > kMaxValueBytes) {
-    return Error(absl::StatusCode::kInvalidArgument, "value of key '{}': {} bytes, at most {} wanted", key, value.size(),
+    return Error(absl::StatusCode::kInvalidArgument,
+                 "value of key '{}': {} bytes, at most {} wanted", key, value.size(),
                  kMaxValueBytes);
   }
   if (const std::string* present = Find(key); present != nullptr) {
@@ -47,7 +50,8 @@ absl::Status GenerationStore::Put(std::string_view key, std::string_view value) 
     return Error(absl::StatusCode::kAlreadyExists, "key '{}' holds another value", key);
   }
   if (value_bytes_ + key.size() + value.size() > kMaxStoreBytes) {
-    return Error(absl::StatusCode::kResourceExhausted, "key '{}': the generation's store is full, {} bytes", key, value_bytes_);
+    return Error(absl::StatusCode::kResourceExhausted,
+                 "key '{}': the generation's store is full, {} bytes", key, value_bytes_);
   }
   value_bytes_ += key.size() + value.size();
   values_.emplace(key, value);
@@ -59,19 +63,24 @@ const std::string* GenerationStore::Find(std::string_view key) const {
   return found == values_.end() ? nullptr : &found->second;
 }
 
-absl::StatusOr<int> GenerationStore::SharedMemory(std::string_view name, uint64_t bytes, Contents contents) {
+absl::StatusOr<int> GenerationStore::SharedMemory(std::string_view name, uint64_t bytes,
+                                                  Contents contents) {
   OUTLAST_RETURN_IF_ERROR(CheckName("name of shared memory", name));
   if (const auto found = memories_.find(name); found != memories_.end()) {
     if (found->second.bytes == bytes) return found->second.fd.get();
-    return Error(absl::StatusCode::kInvalidArgument, "shared memory '{}': {} bytes asked for, a peer asked for {}", name, bytes,
+    return Error(absl::StatusCode::kInvalidArgument,
+                 "shared memory '{}': {} bytes asked for, a peer asked for {}", name, bytes,
                  found->second.bytes);
   }
-  if (bytes == 0) return Error(absl::StatusCode::kInvalidArgument, "shared memory '{}': 0 bytes asked for, at least 1 wanted", name);
+  if (bytes == 0)
+    return Error(absl::StatusCode::kInvalidArgument,
+                 "shared memory '{}': 0 bytes asked for, at least 1 wanted", name);
   OUTLAST_ASSIGN_OR_RETURN(UniqueFd fd, Allocate(name, bytes, contents));
   return memories_.emplace(name, Memory{std::move(fd), bytes}).first->second.fd.get();
 }
 
-absl::StatusOr<UniqueFd> GenerationStore::Allocate(std::string_view name, uint64_t bytes, Contents contents) {
+absl::StatusOr<UniqueFd> GenerationStore::Allocate(std::string_view name, uint64_t bytes,
+                                                   Contents contents) {
   const auto spare = spares_.find(name);
   if (contents == Contents::kDirty && spare != spares_.end() && spare->second.bytes == bytes) {
     const std::array<char, kCleanBytes> zeros{};
@@ -80,9 +89,11 @@ absl::StatusOr<UniqueFd> GenerationStore::Allocate(std::string_view name, uint64
     spares_.erase(spare);
     if (pwrite(fd.get(), zeros.data(), clean, 0) == static_cast<ssize_t>(clean)) return fd;
   }
-  if (const uint64_t available = AvailableMemoryBytes(); bytes > available || memories_.size() >= kMaxMemories) {
-    return Error(absl::StatusCode::kResourceExhausted, "shared memory '{}': {} bytes asked for, {} available, {} others", name,
-                 bytes, available, memories_.size());
+  if (const uint64_t available = AvailableMemoryBytes();
+      bytes > available || memories_.size() >= kMaxMemories) {
+    return Error(absl::StatusCode::kResourceExhausted,
+                 "shared memory '{}': {} bytes asked for, {} available, {} others", name, bytes,
+                 available, memories_.size());
   }
   return MakeSealedMemory("outlast-shared", bytes);
 }

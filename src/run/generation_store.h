@@ -1,4 +1,5 @@
-// What the ranks of one generation leave for each other: small values by key, and shared memory by name.
+// What the ranks of one generation leave for each other: small values by key, and shared memory by
+// name.
 #pragma once
 
 #include <cstdint>
@@ -20,14 +21,16 @@ inline constexpr size_t kCleanBytes = 4096;
 // Not safe for concurrent use.
 class GenerationStore {
  public:
-  // kAlreadyExists: another value is there. kInvalidArgument: sizes. kResourceExhausted: 64 MiB are in use.
+  // kAlreadyExists: another value is there. kInvalidArgument: sizes. kResourceExhausted: 64 MiB are
+  // in use.
   absl::Status Put(std::string_view key, std::string_view value);
   // Null when nobody has put it.
   const std::string* Find(std::string_view key) const;
-  // Memory of a store that nobody uses any more may be given out again, dirty but for its first kCleanBytes.
+  // Memory of a store that nobody uses any more may be given out again, dirty but for its first
+  // kCleanBytes.
   void TakeOver(GenerationStore& old) { spares_ = std::move(old.memories_); }
-  // A memfd, which the first call makes. kInvalidArgument: another size than it has. kResourceExhausted: more than the
-  // machine has available.
+  // A memfd, which the first call makes. kInvalidArgument: another size than it has.
+  // kResourceExhausted: more than the machine has available.
   enum class Contents { kZero, kDirty };
   absl::StatusOr<int> SharedMemory(std::string_view name, uint64_t bytes, Contents contents);
 

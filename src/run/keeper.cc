@@ -19,16 +19,21 @@ constexpr size_t kMaxOutboxBytes = 4 << 20;
 constexpr absl::Duration kOutboxRetry = absl::Milliseconds(10);
 constexpr absl::Duration kLongestGet = absl::Hours(24 * 7);
 constexpr int kMessagesAtOnce = 32;  // of one worker, before others have their turn
-constexpr int kComplaints = 10;      // lines on stderr about messages that were refused; later ones are only counted
+constexpr int kComplaints =
+    10;  // lines on stderr about messages that were refused; later ones are only counted
 
 template <typename... Handlers>
 struct Overloaded : Handlers... {
   using Handlers::operator()...;
 };
+template <typename... Handlers>
+Overloaded(Handlers...)
+    -> Overloaded<Handlers...>;  // clang 14 does not deduce aggregates by itself
 
 absl::Status Malformed(const Message& message) {
-  return Error(absl::StatusCode::kInvalidArgument, "message of kind {}: its fields do not fit {} bytes",
-               static_cast<int>(message.kind), message.payload.size());
+  return Error(absl::StatusCode::kInvalidArgument,
+               "message of kind {}: its fields do not fit {} bytes", static_cast<int>(message.kind),
+               message.payload.size());
 }
 
 }  // namespace
@@ -36,7 +41,10 @@ absl::Status Malformed(const Message& message) {
 class Keeper::Impl {
  public:
   Impl(EventLoop& loop, WorkerHost& host, KeeperOptions options)
-      : loop_(loop), host_(host), options_(std::move(options)), job_(options_.job),
+      : loop_(loop),
+        host_(host),
+        options_(std::move(options)),
+        job_(options_.job),
         slots_(static_cast<size_t>(std::max(0, options_.job.world))) {}
 
   ~Impl() {
@@ -50,7 +58,8 @@ class Keeper::Impl {
   void Detach(KeeperExtension* extension) { std::erase(extensions_, extension); }
   void Dispatch(const JobEvent& event);
   void OnWorkerEnded(int slot, uint64_t incarnation, const ProcessEnd& end);
-  void Answer(int slot, uint64_t request, const absl::Status& status, std::string_view payload, std::span<const int> fds);
+  void Answer(int slot, uint64_t request, const absl::Status& status, std::string_view payload,
+              std::span<const int> fds);
   void Send(int slot, const Message& message, std::span<const int> fds);
 
   EventLoop& loop() { return loop_; }
@@ -59,8 +68,12 @@ class Keeper::Impl {
   uint64_t refused() const { return refused_; }
   bool has_slot(int slot) const { return slot >= 0 && slot < static_cast<int>(slots_.size()); }
   Segment& black_box(int slot) { return *At(slot).box; }
-  bool is_joined(int slot) const { return has_slot(slot) && slots_[static_cast<size_t>(slot)].joined; }
-  bool is_finished(int slot) const { return has_slot(slot) && slots_[static_cast<size_t>(slot)].finished; }
+  bool is_joined(int slot) const {
+    return has_slot(slot) && slots_[static_cast<size_t>(slot)].joined;
+  }
+  bool is_finished(int slot) const {
+    return has_slot(slot) && slots_[static_cast<size_t>(slot)].finished;
+  }
 
  private:
   using TimerId = EventLoop::TimerId;
@@ -122,7 +135,8 @@ class Keeper::Impl {
   absl::Status Get(int slot, const Message& message);
   absl::Status Share(int slot, const Message& message);
   void GiveUpGet(int slot, uint64_t request, absl::Duration timeout);
-  void BlameUncaused(int slot, uint64_t incarnation, uint64_t generation, const std::string& message);
+  void BlameUncaused(int slot, uint64_t incarnation, uint64_t generation,
+                     const std::string& message);
 
   void Enter(int slot);
   void Refuse(int slot, const Message& message, const absl::Status& why);
@@ -147,10 +161,12 @@ class Keeper::Impl {
   GenerationStore of_job_;
   std::vector<PendingGet> gets_;
   uint64_t refused_ = 0;
-  std::shared_ptr<bool> alive_ = std::make_shared<bool>(true);  // shared with callbacks that may outlive the keeper
+  std::shared_ptr<bool> alive_ =
+      std::make_shared<bool>(true);  // shared with callbacks that may outlive the keeper
 };
 
-// --- The job machine --------------------------------------------------------------------------------------------------
+// --- The job machine
+// --------------------------------------------------------------------------------------------------
 
 absl::Status Keeper::Impl::Start() {
   for (size_t i = 0; i < slots_.size(); ++i) {
@@ -172,12 +188,14 @@ void Keeper::Impl::Attach(KeeperExtension* extension) {
 JobView Keeper::Impl::View() const {
   JobView view{.now = Clock::Real().Uptime()};
   for (const Slot& slot : slots_) {
-    view.newest_step = std::max(view.newest_step, static_cast<int64_t>(LoadWord(slot.box->header().step)));
+    view.newest_step =
+        std::max(view.newest_step, static_cast<int64_t>(LoadWord(slot.box->header().step)));
   }
   return view;
 }
 
-// What an action causes at once, such as a spawn that fails, is another event: it waits until this one's actions are done.
+// What an action causes at once, such as a spawn that fails, is another event: it waits until this
+// one's actions are done.
 void Keeper::Impl::Dispatch(const JobEvent& event) {
   events_.push_back(event);
   if (dispatching_) return;
@@ -191,26 +209,28 @@ void Keeper::Impl::Dispatch(const JobEvent& event) {
 }
 
 void Keeper::Impl::Do(const JobAction& action) {
-  std::visit(Overloaded{
-                 [&](const SpawnWorker& spawn) { Spawn(spawn); },
-                 [&](const AbortGeneration& abort) { Abort(abort); },
-                 [&](const CommitGeneration& commit) { Commit(commit); },
-                 [&](const KillWorker& kill) { Kill(kill); },
-                 [&](const ForwardSignal& forward) { host_.Forward(forward); },
-                 [&](const CaptureStacks& capture) { Capture(capture); },
-                 [&](const AskStop& stop) { AskRanksToStop(stop); },
-                 [&](const GoStop& go) {
-                   for (int slot = 0; slot < static_cast<int>(slots_.size()); ++slot) {
-                     Send(slot, {.kind = MessageKind::kGo, .payload = PayloadWriter().Int(go.step).bytes()}, {});
-                   }
-                 },
-                 [&](const PersistCommon& persist) { Persist(persist); },
-                 [&](const ArmTimer& arm) { Arm(arm); },
-                 [&](const DisarmTimer& disarm) { Disarm(disarm.timer); },
-                 [&](const RecordFault& record) { host_.OnFault(record); },
-                 [&](const FinishJob& finish) { host_.OnFinish(finish); },
-             },
-             action);
+  std::visit(
+      Overloaded{
+          [&](const SpawnWorker& spawn) { Spawn(spawn); },
+          [&](const AbortGeneration& abort) { Abort(abort); },
+          [&](const CommitGeneration& commit) { Commit(commit); },
+          [&](const KillWorker& kill) { Kill(kill); },
+          [&](const ForwardSignal& forward) { host_.Forward(forward); },
+          [&](const CaptureStacks& capture) { Capture(capture); },
+          [&](const AskStop& stop) { AskRanksToStop(stop); },
+          [&](const GoStop& go) {
+            for (int slot = 0; slot < static_cast<int>(slots_.size()); ++slot) {
+              Send(slot,
+                   {.kind = MessageKind::kGo, .payload = PayloadWriter().Int(go.step).bytes()}, {});
+            }
+          },
+          [&](const PersistCommon& persist) { Persist(persist); },
+          [&](const ArmTimer& arm) { Arm(arm); },
+          [&](const DisarmTimer& disarm) { Disarm(disarm.timer); },
+          [&](const RecordFault& record) { host_.OnFault(record); },
+          [&](const FinishJob& finish) { host_.OnFinish(finish); },
+      },
+      action);
 }
 
 void Keeper::Impl::Spawn(const SpawnWorker& spawn) {
@@ -223,7 +243,8 @@ void Keeper::Impl::Spawn(const SpawnWorker& spawn) {
   auto ends = Channel::MakePair();
   if (ends.ok()) {
     slot.channel = std::move(ends->first);
-    const absl::Status watched = loop_.Watch(slot.channel.fd(), [this, number = spawn.slot] { Receive(number); });
+    const absl::Status watched =
+        loop_.Watch(slot.channel.fd(), [this, number = spawn.slot] { Receive(number); });
     if (!watched.ok()) ends = watched;
   }
   if (!ends.ok()) {
@@ -234,18 +255,20 @@ void Keeper::Impl::Spawn(const SpawnWorker& spawn) {
   host_.Spawn({spawn, static_cast<int>(slots_.size()), ends->second.Release(), slot.box->fd()});
 }
 
-// The word in the black boxes first: a trainer that checks it unwinds even if its reader thread has not run yet.
+// The word in the black boxes first: a trainer that checks it unwinds even if its reader thread has
+// not run yet.
 void Keeper::Impl::Abort(const AbortGeneration& abort) {
   aborted_ = std::max(aborted_, abort.generation);
   for (Slot& slot : slots_) AgentWords(*slot.box).SetAbortGeneration(aborted_);
-  const Message message{.kind = MessageKind::kAbort,
-                        .generation = abort.generation,
-                        .payload = PayloadWriter().Int(abort.generation).Text(abort.reason).bytes()};
+  const Message message{
+      .kind = MessageKind::kAbort,
+      .generation = abort.generation,
+      .payload = PayloadWriter().Int(abort.generation).Text(abort.reason).bytes()};
   for (int i = 0; i < static_cast<int>(slots_.size()); ++i) {
     if (At(i).joined) Send(i, message, {});
   }
-  const absl::Status ended =
-      Error(absl::StatusCode::kAborted, "generation {} has ended: {}", abort.generation, abort.reason);
+  const absl::Status ended = Error(absl::StatusCode::kAborted, "generation {} has ended: {}",
+                                   abort.generation, abort.reason);
   for (const PendingGet& get : gets_) loop_.Cancel(get.timer);
   gets_.clear();
   for (int i = 0; i < static_cast<int>(slots_.size()); ++i) {
@@ -272,12 +295,14 @@ void Keeper::Impl::Commit(const CommitGeneration& commit) {
 // Tells a member that waits for a generation to enter the present one, once.
 void Keeper::Impl::Enter(int number) {
   Slot& slot = At(number);
-  const bool member = std::find(commit_.members.begin(), commit_.members.end(), number) != commit_.members.end();
+  const bool member =
+      std::find(commit_.members.begin(), commit_.members.end(), number) != commit_.members.end();
   if (!slot.joined || !slot.staged || !member) return;
   if (commit_.generation <= aborted_ || commit_.generation <= slot.entered) return;
   slot.entered = commit_.generation;
   slot.staged = false;
-  const auto rank = static_cast<uint32_t>(number);  // on one node a slot keeps its rank, also when others have finished
+  const auto rank = static_cast<uint32_t>(
+      number);  // on one node a slot keeps its rank, also when others have finished
   const auto world = static_cast<uint32_t>(slots_.size());
   Send(number,
        {.kind = MessageKind::kGeneration,
@@ -297,7 +322,8 @@ void Keeper::Impl::Kill(const KillWorker& kill) {
 
 void Keeper::Impl::Capture(const CaptureStacks& capture) {
   for (const int slot : capture.slots) ++At(slot).captures;
-  host_.CaptureStacks(capture, [this, slots = capture.slots, alive = std::weak_ptr<bool>(alive_), done = false]() mutable {
+  host_.CaptureStacks(capture, [this, slots = capture.slots, alive = std::weak_ptr<bool>(alive_),
+                                done = false]() mutable {
     if (done || alive.expired()) return;
     done = true;
     CaptureDone(slots);
@@ -321,7 +347,10 @@ void Keeper::Impl::AskRanksToStop(const AskStop& stop) {
 }
 
 void Keeper::Impl::SendStop(int slot) {
-  Send(slot, {.kind = MessageKind::kStop, .payload = PayloadWriter().Int(stop_->step).Text(stop_->reason).bytes()}, {});
+  Send(slot,
+       {.kind = MessageKind::kStop,
+        .payload = PayloadWriter().Int(stop_->step).Text(stop_->reason).bytes()},
+       {});
 }
 
 bool Keeper::Impl::is_saving() const {
@@ -352,7 +381,8 @@ void Keeper::Impl::OnWorkerEnded(int number, uint64_t incarnation, const Process
   if (!has_slot(number)) return;
   Slot& slot = At(number);
   if (!slot.alive || slot.incarnation != incarnation) return;
-  while (slot.channel.fd() >= 0 && ReceiveOne(number)) {  // what it said before it ended comes first
+  while (slot.channel.fd() >= 0 &&
+         ReceiveOne(number)) {  // what it said before it ended comes first
   }
   Disconnect(slot);
   slot.alive = slot.joined = slot.staged = false;
@@ -360,14 +390,16 @@ void Keeper::Impl::OnWorkerEnded(int number, uint64_t incarnation, const Process
   Dispatch(WorkerEnded{number, incarnation, end});
 }
 
-// --- Messages ---------------------------------------------------------------------------------------------------------
+// --- Messages
+// ---------------------------------------------------------------------------------------------------------
 
 void Keeper::Impl::Receive(int slot) {
   for (int i = 0; i < kMessagesAtOnce && ReceiveOne(slot); ++i) {
   }
 }
 
-// False when there is nothing more to read. A peer that closed its end is no event: its process' end is.
+// False when there is nothing more to read. A peer that closed its end is no event: its process'
+// end is.
 bool Keeper::Impl::ReceiveOne(int number) {
   Slot& slot = At(number);
   if (slot.channel.fd() < 0) return false;
@@ -393,19 +425,23 @@ bool Keeper::Impl::ReceiveOne(int number) {
 void Keeper::Impl::Handle(int number, Message message) {
   Slot& slot = At(number);
   if (message.request != 0 && !slot.pending.emplace(message.request, message.generation).second) {
-    Complain(number, Error(absl::StatusCode::kInvalidArgument, "request {} is open already", message.request));
+    Complain(number, Error(absl::StatusCode::kInvalidArgument, "request {} is open already",
+                           message.request));
     return;
   }
-  if (absl::Status handled = HandleKnown(number, message); !handled.ok()) Refuse(number, message, handled);
+  if (absl::Status handled = HandleKnown(number, message); !handled.ok())
+    Refuse(number, message, handled);
 }
 
 absl::Status Keeper::Impl::HandleKnown(int slot, Message& message) {
   if (message.kind == MessageKind::kJoined) return Join(slot, message);
   if (!At(slot).joined) {
-    return Error(absl::StatusCode::kFailedPrecondition, "message of kind {} from a worker that has not joined",
+    return Error(absl::StatusCode::kFailedPrecondition,
+                 "message of kind {} from a worker that has not joined",
                  static_cast<int>(message.kind));
   }
-  if (message.request != 0 && message.generation != 0) OUTLAST_RETURN_IF_ERROR(CheckGeneration(message));
+  if (message.request != 0 && message.generation != 0)
+    OUTLAST_RETURN_IF_ERROR(CheckGeneration(message));
   switch (message.kind) {
     case MessageKind::kPut:
       return Put(slot, message);
@@ -424,7 +460,8 @@ absl::Status Keeper::Impl::HandleKnown(int slot, Message& message) {
   for (KeeperExtension* extension : extensions_) {
     if (extension->OnMessage(slot, message)) return absl::OkStatus();
   }
-  return Error(absl::StatusCode::kUnimplemented, "message of kind {}: nobody here takes it", static_cast<int>(message.kind));
+  return Error(absl::StatusCode::kUnimplemented, "message of kind {}: nobody here takes it",
+               static_cast<int>(message.kind));
 }
 
 absl::Status Keeper::Impl::HandleEvent(int number, const Message& message) {
@@ -453,17 +490,25 @@ absl::Status Keeper::Impl::Join(int number, const Message& message) {
   if (!reader.ok()) return Malformed(message);
   if (version != kWireVersion) {
     return Error(absl::StatusCode::kFailedPrecondition,
-                 "the worker speaks protocol version {}, the agent version {}: link the trainer with the agent's Outlast", version,
-                 kWireVersion);
+                 "the worker speaks protocol version {}, the agent version {}: link the trainer "
+                 "with the agent's Outlast",
+                 version, kWireVersion);
   }
   if (incarnation != slot.incarnation || slot.joined) {
-    return Error(absl::StatusCode::kFailedPrecondition, "rank {}: incarnation {} cannot join, {} {}", number, incarnation,
+    return Error(absl::StatusCode::kFailedPrecondition,
+                 "rank {}: incarnation {} cannot join, {} {}", number, incarnation,
                  slot.incarnation, slot.joined ? "has joined already" : "is awaited");
   }
   slot.joined = true;
   const auto world = static_cast<uint32_t>(slots_.size());
   Answer(number, message.request, absl::OkStatus(),
-         PayloadWriter().Int(options_.run_id.bytes).Text(options_.run_dir).Int(world).Int(static_cast<uint32_t>(number)).bytes(), {});
+         PayloadWriter()
+             .Int(options_.run_id.bytes)
+             .Text(options_.run_dir)
+             .Int(world)
+             .Int(static_cast<uint32_t>(number))
+             .bytes(),
+         {});
   if (stop_.has_value()) SendStop(number);
   Dispatch(WorkerJoined{number, incarnation});
   return absl::OkStatus();
@@ -477,28 +522,34 @@ absl::Status Keeper::Impl::Stage(int number, const Message& message) {
   const std::string text(reader.Text());
   if (!reader.ok()) return Malformed(message);
   if (left != slot.entered) {
-    return Error(absl::StatusCode::kInvalidArgument, "rank {} says that it left generation {}: it was in {}", number, left,
+    return Error(absl::StatusCode::kInvalidArgument,
+                 "rank {} says that it left generation {}: it was in {}", number, left,
                  slot.entered);
   }
   slot.staged = true;
   if (outcome == StagedOutcome::kUncaused && left > aborted_) {
-    graces_.push_back(loop_.RunAfter(options_.uncaused_grace, [this, number, incarnation = slot.incarnation, left, text] {
-      BlameUncaused(number, incarnation, left, text);
-    }));
+    graces_.push_back(loop_.RunAfter(options_.uncaused_grace,
+                                     [this, number, incarnation = slot.incarnation, left, text] {
+                                       BlameUncaused(number, incarnation, left, text);
+                                     }));
   }
   Dispatch(WorkerStaged{number, slot.incarnation, left});
   Enter(number);
   return absl::OkStatus();
 }
 
-void Keeper::Impl::BlameUncaused(int number, uint64_t incarnation, uint64_t generation, const std::string& message) {
+void Keeper::Impl::BlameUncaused(int number, uint64_t incarnation, uint64_t generation,
+                                 const std::string& message) {
   const Slot& slot = At(number);
-  if (generation <= aborted_ || generation != commit_.generation || !slot.alive || slot.incarnation != incarnation) return;
+  if (generation <= aborted_ || generation != commit_.generation || !slot.alive ||
+      slot.incarnation != incarnation)
+    return;
   Dispatch(VerdictGiven{
       .culprit = number,
       .verdict_class = "uncaused_abort",
-      .detail = fmt::format("rank {}: its body returned kAborted in generation {}, which nobody had aborted: {}", number,
-                            generation, message),
+      .detail = fmt::format(
+          "rank {}: its body returned kAborted in generation {}, which nobody had aborted: {}",
+          number, generation, message),
       .phase = 0,
       .stopped = false});
 }
@@ -518,7 +569,8 @@ absl::Status Keeper::Impl::CheckGeneration(const Message& message) const {
     return Error(absl::StatusCode::kAborted, "generation {} has ended", message.generation);
   }
   if (message.generation == commit_.generation) return absl::OkStatus();
-  return Error(absl::StatusCode::kFailedPrecondition, "generation {} is not known here, {} is the newest", message.generation,
+  return Error(absl::StatusCode::kFailedPrecondition,
+               "generation {} is not known here, {} is the newest", message.generation,
                commit_.generation);
 }
 
@@ -530,7 +582,8 @@ absl::Status Keeper::Impl::Put(int number, const Message& message) {
   const absl::Status put = of_generation_->Put(key, value);
   Answer(number, message.request, put, {}, {});
   if (!put.ok()) return absl::OkStatus();
-  const auto waiting = std::stable_partition(gets_.begin(), gets_.end(), [&](const PendingGet& get) { return get.key != key; });
+  const auto waiting = std::stable_partition(gets_.begin(), gets_.end(),
+                                             [&](const PendingGet& get) { return get.key != key; });
   for (auto get = waiting; get != gets_.end(); ++get) {
     loop_.Cancel(get->timer);
     Answer(get->slot, get->request, absl::OkStatus(), PayloadWriter().Text(value).bytes(), {});
@@ -548,18 +601,21 @@ absl::Status Keeper::Impl::Get(int number, const Message& message) {
     Answer(number, message.request, absl::OkStatus(), PayloadWriter().Text(*value).bytes(), {});
     return absl::OkStatus();
   }
-  const TimerId timer =
-      loop_.RunAfter(timeout, [this, number, request = message.request, timeout] { GiveUpGet(number, request, timeout); });
+  const TimerId timer = loop_.RunAfter(timeout, [this, number, request = message.request, timeout] {
+    GiveUpGet(number, request, timeout);
+  });
   gets_.push_back({number, message.request, key, timer});
   return absl::OkStatus();
 }
 
 void Keeper::Impl::GiveUpGet(int number, uint64_t request, absl::Duration timeout) {
-  const auto get = std::find_if(gets_.begin(), gets_.end(),
-                                [&](const PendingGet& one) { return one.slot == number && one.request == request; });
+  const auto get = std::find_if(gets_.begin(), gets_.end(), [&](const PendingGet& one) {
+    return one.slot == number && one.request == request;
+  });
   if (get == gets_.end()) return;
-  const absl::Status status = Error(absl::StatusCode::kDeadlineExceeded, "key '{}' of generation {}: nobody put it within {}",
-                                    get->key, commit_.generation, absl::FormatDuration(timeout));
+  const absl::Status status = Error(absl::StatusCode::kDeadlineExceeded,
+                                    "key '{}' of generation {}: nobody put it within {}", get->key,
+                                    commit_.generation, absl::FormatDuration(timeout));
   gets_.erase(get);
   Answer(number, request, status, {}, {});
 }
@@ -570,9 +626,11 @@ absl::Status Keeper::Impl::Share(int number, const Message& message) {
   const auto bytes = reader.Int<uint64_t>();
   const auto scope = static_cast<SharedScope>(reader.Int<uint8_t>());
   const bool of_job = scope == SharedScope::kJob;
-  if (!reader.ok() || scope > SharedScope::kGenerationDirty || message.request == 0 || (!of_job && message.generation == 0)) return Malformed(message);
-  const auto contents =
-      scope == SharedScope::kGenerationDirty ? GenerationStore::Contents::kDirty : GenerationStore::Contents::kZero;
+  if (!reader.ok() || scope > SharedScope::kGenerationDirty || message.request == 0 ||
+      (!of_job && message.generation == 0))
+    return Malformed(message);
+  const auto contents = scope == SharedScope::kGenerationDirty ? GenerationStore::Contents::kDirty
+                                                               : GenerationStore::Contents::kZero;
   const auto memory = (of_job ? of_job_ : *of_generation_).SharedMemory(name, bytes, contents);
   if (!memory.ok()) {
     Answer(number, message.request, memory.status(), {}, {});
@@ -582,7 +640,8 @@ absl::Status Keeper::Impl::Share(int number, const Message& message) {
   return absl::OkStatus();
 }
 
-// --- Sending ----------------------------------------------------------------------------------------------------------
+// --- Sending
+// ----------------------------------------------------------------------------------------------------------
 
 void Keeper::Impl::Refuse(int slot, const Message& message, const absl::Status& why) {
   // What a survivor still asks of a generation that just ended is no misbehaviour.
@@ -599,16 +658,20 @@ void Keeper::Impl::Complain(int slot, const absl::Status& why) {
   fmt::print(stderr, "outlast: rank {}: {}\n", slot, MessageOf(why));
 }
 
-void Keeper::Impl::Answer(int number, uint64_t request, const absl::Status& status, std::string_view payload,
-                          std::span<const int> fds) {
+void Keeper::Impl::Answer(int number, uint64_t request, const absl::Status& status,
+                          std::string_view payload, std::span<const int> fds) {
   if (!has_slot(number) || At(number).pending.erase(request) == 0) return;
   const std::string_view text = status.ok() ? payload : MessageOf(status);
   Send(number,
-       {.kind = MessageKind::kAnswer, .request = request, .status = status.code(), .payload = std::string(text)}, fds);
+       {.kind = MessageKind::kAnswer,
+        .request = request,
+        .status = status.code(),
+        .payload = std::string(text)},
+       fds);
 }
 
-// Never waits: what does not fit the peer's queue (it is stopped, perhaps) is kept and tried again. A peer that lets
-// megabytes lie is cut off; the watchdog or its process' end does the rest.
+// Never waits: what does not fit the peer's queue (it is stopped, perhaps) is kept and tried again.
+// A peer that lets megabytes lie is cut off; the watchdog or its process' end does the rest.
 void Keeper::Impl::Send(int number, const Message& message, std::span<const int> fds) {
   if (!has_slot(number) || At(number).channel.fd() < 0) return;
   Slot& slot = At(number);
@@ -627,10 +690,12 @@ void Keeper::Impl::Send(int number, const Message& message, std::span<const int>
   slot.outbox_bytes += outgoing.bytes.size();
   slot.outbox.push_back(std::move(outgoing));
   if (slot.outbox_bytes > kMaxOutboxBytes) {
-    Complain(number, Error(absl::StatusCode::kUnavailable, "{} bytes of messages were not read: cut off", slot.outbox_bytes));
+    Complain(number, Error(absl::StatusCode::kUnavailable,
+                           "{} bytes of messages were not read: cut off", slot.outbox_bytes));
     return Disconnect(slot);
   }
-  if (!slot.outbox_timer.has_value()) slot.outbox_timer = loop_.RunAfter(kOutboxRetry, [this, number] { Flush(number); });
+  if (!slot.outbox_timer.has_value())
+    slot.outbox_timer = loop_.RunAfter(kOutboxRetry, [this, number] { Flush(number); });
 }
 
 void Keeper::Impl::Flush(int number) {
@@ -666,7 +731,8 @@ void Keeper::Impl::Disconnect(Slot& slot) {
   slot.channel = Channel();
 }
 
-// --- The face ---------------------------------------------------------------------------------------------------------
+// --- The face
+// ---------------------------------------------------------------------------------------------------------
 
 Keeper::Keeper(EventLoop& loop, WorkerHost& host, KeeperOptions options)
     : impl_(std::make_unique<Impl>(loop, host, std::move(options))) {}
@@ -678,10 +744,13 @@ void Keeper::Dispatch(const JobEvent& event) { impl_->Dispatch(event); }
 void Keeper::OnWorkerEnded(int slot, uint64_t incarnation, const ProcessEnd& end) {
   impl_->OnWorkerEnded(slot, incarnation, end);
 }
-void Keeper::Answer(int slot, uint64_t request, const absl::Status& status, std::string_view payload, std::span<const int> fds) {
+void Keeper::Answer(int slot, uint64_t request, const absl::Status& status,
+                    std::string_view payload, std::span<const int> fds) {
   impl_->Answer(slot, request, status, payload, fds);
 }
-void Keeper::Send(int slot, const Message& message, std::span<const int> fds) { impl_->Send(slot, message, fds); }
+void Keeper::Send(int slot, const Message& message, std::span<const int> fds) {
+  impl_->Send(slot, message, fds);
+}
 EventLoop& Keeper::loop() { return impl_->loop(); }
 const KeeperOptions& Keeper::options() const { return impl_->options(); }
 const Job& Keeper::job() const { return impl_->job(); }

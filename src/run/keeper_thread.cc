@@ -9,7 +9,8 @@
 
 namespace outlast {
 
-absl::StatusOr<std::unique_ptr<KeeperThread>> KeeperThread::Make(WorkerHost& host, KeeperOptions options) {
+absl::StatusOr<std::unique_ptr<KeeperThread>> KeeperThread::Make(WorkerHost& host,
+                                                                 KeeperOptions options) {
   std::unique_ptr<KeeperThread> self(new KeeperThread);
   OUTLAST_ASSIGN_OR_RETURN(self->loop_, EventLoop::Make());
   self->keeper_ = std::make_unique<Keeper>(*self->loop_, host, std::move(options));

@@ -13,8 +13,10 @@ namespace outlast {
 
 class KeeperThread {
  public:
-  // The loop runs; the job does not yet. `host` must outlive this; the keeper calls it on the loop's thread.
-  static absl::StatusOr<std::unique_ptr<KeeperThread>> Make(WorkerHost& host, KeeperOptions options);
+  // The loop runs; the job does not yet. `host` must outlive this; the keeper calls it on the
+  // loop's thread.
+  static absl::StatusOr<std::unique_ptr<KeeperThread>> Make(WorkerHost& host,
+                                                            KeeperOptions options);
   // Starts the job: returns when the first workers were spawned.
   absl::Status Start();
   ~KeeperThread() { Stop(); }

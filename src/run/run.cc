@@ -35,16 +35,22 @@ bool Run::AttachToLocalKeeper(const std::function<std::unique_ptr<KeeperExtensio
   return true;
 }
 uint64_t Run::generation() const { return state_->running(); }
-bool Run::is_aborted() const { return state_->running() != 0 && !state_->Check(state_->running()).ok(); }
-absl::StatusOr<Run::StepVerdict> Run::CompleteStep(int64_t step) { return state_->CompleteStep(step); }
+bool Run::is_aborted() const {
+  return state_->running() != 0 && !state_->Check(state_->running()).ok();
+}
+absl::StatusOr<Run::StepVerdict> Run::CompleteStep(int64_t step) {
+  return state_->CompleteStep(step);
+}
 void Run::MarkStopped(int64_t step) { state_->MarkStopped(step); }
 
 namespace {
 
-absl::StatusOr<Membership> NextMembership(Run& run, RunState& state, StagedOutcome outcome, std::string_view message) {
+absl::StatusOr<Membership> NextMembership(Run& run, RunState& state, StagedOutcome outcome,
+                                          std::string_view message) {
   if (!state.has_keeper()) return state.OnlyMembership();
   // Waiting for others is no work of this rank's.
-  const SectionScope waiting = run.Section("await_generation", {.phase = Phase::kIdle, .limit = absl::InfiniteDuration()});
+  const SectionScope waiting =
+      run.Section("await_generation", {.phase = Phase::kIdle, .limit = absl::InfiniteDuration()});
   return state.WaitForMembership(outcome, message);
 }
 
@@ -66,13 +72,15 @@ absl::Status Run::ForEachGeneration(const std::function<absl::Status(Generation&
   StagedOutcome outcome = StagedOutcome::kFresh;
   absl::Status left;
   do {
-    absl::StatusOr<Membership> membership = NextMembership(*this, *state_, outcome, MessageOf(left));
+    absl::StatusOr<Membership> membership =
+        NextMembership(*this, *state_, outcome, MessageOf(left));
     if (!membership.ok()) {
       left = membership.status();
       break;
     }
     left = RunBody(state_, *membership, body);
-    outcome = state_->WasAborted(membership->generation) ? StagedOutcome::kAborted : StagedOutcome::kUncaused;
+    outcome = state_->WasAborted(membership->generation) ? StagedOutcome::kAborted
+                                                         : StagedOutcome::kUncaused;
   } while (absl::IsAborted(left) && !state_->stopped() && state_->has_keeper());
   if (state_->stopped() && absl::IsAborted(left)) left = absl::OkStatus();
   if (left.ok() && !state_->stopped()) state_->NotifyFinished();
@@ -83,14 +91,15 @@ absl::Status Run::ForEachGeneration(const std::function<absl::Status(Generation&
 SectionScope Run::Section(std::string_view name, const SectionOptions& options) {
   uint64_t limit_ns = 0;
   if (options.limit.has_value() && *options.limit > absl::ZeroDuration()) {
-    limit_ns = static_cast<uint64_t>(absl::ToInt64Nanoseconds(*options.limit));  // infinite: the largest
+    limit_ns =
+        static_cast<uint64_t>(absl::ToInt64Nanoseconds(*options.limit));  // infinite: the largest
   } else if (options.limit.has_value()) {
-    fmt::print(stderr, "outlast: section '{}': a limit of {} is none; a positive one is wanted\n", name,
-               absl::FormatDuration(*options.limit));
+    fmt::print(stderr, "outlast: section '{}': a limit of {} is none; a positive one is wanted\n",
+               name, absl::FormatDuration(*options.limit));
   }
   const uint16_t interned = state_->SectionName(name);
-  const SectionDepth depth =
-      state_->progress().OpenSection(interned, options.phase, limit_ns, static_cast<uint64_t>(MonotonicNanos()));
+  const SectionDepth depth = state_->progress().OpenSection(
+      interned, options.phase, limit_ns, static_cast<uint64_t>(MonotonicNanos()));
   return SectionScope(&state_->progress(), depth);
 }
 

@@ -21,14 +21,16 @@ constexpr absl::Duration kBeat = absl::Milliseconds(250);
 constexpr absl::Duration kLongestWaitForGo = absl::Minutes(10);
 constexpr uint64_t kEveryGeneration = std::numeric_limits<uint64_t>::max();
 
-// The descriptors in the environment can be taken once: a second Run would read from what they are by then.
+// The descriptors in the environment can be taken once: a second Run would read from what they are
+// by then.
 std::atomic<bool> environment_is_taken{false};
 
 absl::StatusOr<WorkerEnvironment> TakeEnvironment(const RunOptions& options) {
   if (options.environment.has_value()) return *options.environment;
   OUTLAST_ASSIGN_OR_RETURN(WorkerEnvironment environment, WorkerEnvironment::FromProcess());
   if (environment.socket_fd >= 0 && environment_is_taken.exchange(true)) {
-    return Error(absl::StatusCode::kFailedPrecondition, "join: this process has joined its agent already; one Run a process");
+    return Error(absl::StatusCode::kFailedPrecondition,
+                 "join: this process has joined its agent already; one Run a process");
   }
   return environment;
 }
@@ -37,7 +39,8 @@ void NameThisThread(const char* name) { pthread_setname_np(pthread_self(), name)
 
 }  // namespace
 
-// --- Joining ----------------------------------------------------------------------------------------------------------
+// --- Joining
+// ----------------------------------------------------------------------------------------------------------
 
 RunState::RunState(WorkerEnvironment environment, Segment box)
     : environment_(std::move(environment)),
@@ -70,7 +73,8 @@ absl::StatusOr<std::shared_ptr<RunState>> RunState::Make(WorkerEnvironment envir
     state->link_ = std::move(link);
   } else {
     state->link_ = std::make_unique<NoLink>(
-        Error(absl::StatusCode::kUnimplemented, "a world of {} ranks without an agent: start it with `outlast run`",
+        Error(absl::StatusCode::kUnimplemented,
+              "a world of {} ranks without an agent: start it with `outlast run`",
               state->environment_.world));
   }
   return state;
@@ -98,18 +102,24 @@ absl::StatusOr<std::shared_ptr<RunState>> RunState::Join(const RunOptions& optio
 
 absl::Status RunState::JoinKeeper(absl::Duration timeout) {
   PayloadWriter payload;
-  payload.Int(uint32_t{kWireVersion}).Int(environment_.incarnation).Int(static_cast<int32_t>(getpid()));
-  OUTLAST_ASSIGN_OR_RETURN(const Message answer, link_->Call(MessageKind::kJoined, 0, payload.bytes(), timeout));
+  payload.Int(uint32_t{kWireVersion})
+      .Int(environment_.incarnation)
+      .Int(static_cast<int32_t>(getpid()));
+  OUTLAST_ASSIGN_OR_RETURN(const Message answer,
+                           link_->Call(MessageKind::kJoined, 0, payload.bytes(), timeout));
   PayloadReader reader(answer.payload);
   run_id_.bytes = reader.Int<decltype(run_id_.bytes)>();
   run_dir_ = reader.Text();
   const auto world = reader.Int<uint32_t>();
   const auto rank = reader.Int<uint32_t>();
   if (!reader.ok() || rank >= world) {
-    return Error(absl::StatusCode::kInternal, "the agent's answer: rank {} of {} in {} bytes", rank, world, answer.payload.size());
+    return Error(absl::StatusCode::kInternal, "the agent's answer: rank {} of {} in {} bytes", rank,
+                 world, answer.payload.size());
   }
-  if (has_agent_ && (static_cast<int>(rank) != environment_.rank || static_cast<int>(world) != environment_.world)) {
-    return Error(absl::StatusCode::kInvalidArgument, "RANK={} WORLD_SIZE={}: the agent says rank {} of {}", environment_.rank,
+  if (has_agent_ && (static_cast<int>(rank) != environment_.rank ||
+                     static_cast<int>(world) != environment_.world)) {
+    return Error(absl::StatusCode::kInvalidArgument,
+                 "RANK={} WORLD_SIZE={}: the agent says rank {} of {}", environment_.rank,
                  environment_.world, rank, world);
   }
   return absl::OkStatus();
@@ -118,7 +128,8 @@ absl::Status RunState::JoinKeeper(absl::Duration timeout) {
 void RunState::ExplainMissingAgent() const {
   if (environment_.local_rank != 0) return;
   fmt::print(stderr,
-             "outlast: a world of {} without an agent: going on after a lost rank, Put, Get, shared memory, agreed stops and "
+             "outlast: a world of {} without an agent: going on after a lost rank, Put, Get, "
+             "shared memory, agreed stops and "
              "verdicts on hangs need `outlast run`\n",
              environment_.world);
 }
@@ -140,11 +151,13 @@ uint16_t RunState::SectionName(std::string_view name) {
   return section_names_.emplace(name, progress_.Intern(name)).first->second;
 }
 
-// --- The reader's thread ----------------------------------------------------------------------------------------------
+// --- The reader's thread
+// ----------------------------------------------------------------------------------------------
 
 void RunState::Read() {
   NameThisThread("outlast-run");
-  if (has_agent_) (void)box_.HoldDeathNotice();  // a convenience: without it the agent waits for the process' end
+  if (has_agent_)
+    (void)box_.HoldDeathNotice();  // a convenience: without it the agent waits for the process' end
   bool connected = has_keeper();
   int64_t next_beat = MonotonicNanos();
   while (true) {
@@ -161,7 +174,8 @@ void RunState::Read() {
       continue;
     }
     pollfd readable{socket_link_->channel().fd(), POLLIN, 0};
-    if (poll(&readable, 1, static_cast<int>(absl::ToInt64Milliseconds(kBeat))) > 0) connected = ReadOne();
+    if (poll(&readable, 1, static_cast<int>(absl::ToInt64Milliseconds(kBeat))) > 0)
+      connected = ReadOne();
   }
 }
 
@@ -231,8 +245,10 @@ void RunState::OnAbort(const Message& message) {
     if (generation <= aborted_) return;
     aborted_ = generation;
     abort_reason_ = reason;
-    ended_.store(std::max(ended_.load(std::memory_order_relaxed), generation), std::memory_order_release);
-    // What was agreed is void. The keeper asks again in the next generation, if it still wants to stop.
+    ended_.store(std::max(ended_.load(std::memory_order_relaxed), generation),
+                 std::memory_order_release);
+    // What was agreed is void. The keeper asks again in the next generation, if it still wants to
+    // stop.
     stop_step_.reset();
     go_ = false;
     if (generation >= entered_) StartCallbacks();
@@ -267,12 +283,13 @@ void RunState::OnGo(const Message& message) {
 }
 
 void RunState::OnKeeperGone() {
-  const absl::Status gone =
-      Error(absl::StatusCode::kUnavailable, "{} is gone", has_agent_ ? "the agent" : "the keeper of this process");
+  const absl::Status gone = Error(absl::StatusCode::kUnavailable, "{} is gone",
+                                  has_agent_ ? "the agent" : "the keeper of this process");
   {
     MutexLock lock(mutex_);
     if (!quitting_ && !killed_ && has_agent_) {
-      fmt::print(stderr, "outlast: rank {}: {}; this generation goes on, another one cannot form\n", rank(), MessageOf(gone));
+      fmt::print(stderr, "outlast: rank {}: {}; this generation goes on, another one cannot form\n",
+                 rank(), MessageOf(gone));
     }
     keeper_gone_ = gone;
     changed_.NotifyAll();
@@ -280,9 +297,11 @@ void RunState::OnKeeperGone() {
   socket_link_->Close(gone);
 }
 
-// --- Generations ------------------------------------------------------------------------------------------------------
+// --- Generations
+// ------------------------------------------------------------------------------------------------------
 
-absl::StatusOr<Membership> RunState::WaitForMembership(StagedOutcome outcome, std::string_view text) {
+absl::StatusOr<Membership> RunState::WaitForMembership(StagedOutcome outcome,
+                                                       std::string_view text) {
   uint64_t left;
   {
     MutexLock lock(mutex_);
@@ -293,14 +312,18 @@ absl::StatusOr<Membership> RunState::WaitForMembership(StagedOutcome outcome, st
   OUTLAST_RETURN_IF_ERROR(link_->Notify(MessageKind::kStaged, 0, payload.bytes()));
   MutexLock lock(mutex_);
   while (keeper_gone_.ok() && !killed_ &&
-         (offered_.generation <= entered_ || offered_.generation <= ended_.load(std::memory_order_relaxed))) {
+         (offered_.generation <= entered_ ||
+          offered_.generation <= ended_.load(std::memory_order_relaxed))) {
     changed_.Wait(mutex_);
   }
-  if (killed_ || !keeper_gone_.ok()) return Annotate(killed_ ? absl::CancelledError("killed") : keeper_gone_, "wait for a generation");
+  if (killed_ || !keeper_gone_.ok())
+    return Annotate(killed_ ? absl::CancelledError("killed") : keeper_gone_,
+                    "wait for a generation");
   entered_ = offered_.generation;
   rank_.store(offered_.rank, std::memory_order_relaxed);
   world_.store(offered_.world, std::memory_order_relaxed);
-  box_.SetGeneration(entered_, static_cast<uint32_t>(offered_.rank), static_cast<uint32_t>(offered_.world));
+  box_.SetGeneration(entered_, static_cast<uint32_t>(offered_.rank),
+                     static_cast<uint32_t>(offered_.world));
   running_.store(entered_, std::memory_order_release);
   return offered_;
 }
@@ -309,7 +332,8 @@ Membership RunState::OnlyMembership() {
   const Membership only{1, rank(), world()};
   MutexLock lock(mutex_);
   entered_ = only.generation;
-  box_.SetGeneration(only.generation, static_cast<uint32_t>(only.rank), static_cast<uint32_t>(only.world));
+  box_.SetGeneration(only.generation, static_cast<uint32_t>(only.rank),
+                     static_cast<uint32_t>(only.world));
   running_.store(only.generation, std::memory_order_release);
   return only;
 }
@@ -325,7 +349,8 @@ bool RunState::WasAborted(uint64_t generation) const {
 absl::Status RunState::WhyEnded(uint64_t generation) const {
   MutexLock lock(mutex_);
   if (killed_) return absl::CancelledError("this rank was killed");
-  if (stopped_) return Error(absl::StatusCode::kAborted, "generation {}: an agreed stop was saved", generation);
+  if (stopped_)
+    return Error(absl::StatusCode::kAborted, "generation {}: an agreed stop was saved", generation);
   // The black box may tell before the message with the reason is read.
   return Error(absl::StatusCode::kAborted, "generation {} has ended: {}", generation,
                aborted_ >= generation ? abort_reason_ : "a peer came or went");
@@ -361,7 +386,8 @@ void RunState::EndCallbacks() {
   for (std::thread& thread : threads) thread.join();
 }
 
-// --- Stopping ---------------------------------------------------------------------------------------------------------
+// --- Stopping
+// ---------------------------------------------------------------------------------------------------------
 
 bool RunState::stopped() const {
   MutexLock lock(mutex_);
@@ -371,13 +397,15 @@ bool RunState::stopped() const {
 void RunState::AnswerStop(int64_t stop, bool on_time, int64_t step) {
   PayloadWriter payload;
   payload.Int(stop).Int(static_cast<uint8_t>(on_time)).Int(step);
-  (void)link_->Notify(MessageKind::kStopAnswer, 0, payload.bytes());  // a keeper that is gone needs none
+  (void)link_->Notify(MessageKind::kStopAnswer, 0,
+                      payload.bytes());  // a keeper that is gone needs none
 }
 
-// The promise "on time" and the step that breaks it are decided under one lock: after a promise of S this rank cannot
-// complete S without waiting, and after completing S it cannot promise it.
+// The promise "on time" and the step that breaks it are decided under one lock: after a promise of
+// S this rank cannot complete S without waiting, and after completing S it cannot promise it.
 absl::StatusOr<Run::StepVerdict> RunState::CompleteStep(int64_t step) {
-  if (const uint64_t generation = running(); generation != 0) OUTLAST_RETURN_IF_ERROR(Check(generation));
+  if (const uint64_t generation = running(); generation != 0)
+    OUTLAST_RETURN_IF_ERROR(Check(generation));
   progress_.SetStep(static_cast<uint64_t>(std::max<int64_t>(0, step)));
   std::optional<int64_t> missed;
   {
@@ -399,13 +427,14 @@ absl::StatusOr<Run::StepVerdict> RunState::WaitForGo(int64_t step) {
     if (!keeper_gone_.ok()) return Annotate(keeper_gone_, "wait for the word to stop");
     const absl::Duration left = deadline - Clock::Real().Uptime();
     if (left <= absl::ZeroDuration()) {
-      return Error(absl::StatusCode::kDeadlineExceeded, "step {}: no word to stop came within {}", step,
-                   absl::FormatDuration(kLongestWaitForGo));
+      return Error(absl::StatusCode::kDeadlineExceeded, "step {}: no word to stop came within {}",
+                   step, absl::FormatDuration(kLongestWaitForGo));
     }
     changed_.WaitFor(mutex_, left);
   }
   if (ended_.load(std::memory_order_relaxed) >= generation) {
-    return Error(absl::StatusCode::kAborted, "generation {} has ended: {}", generation, abort_reason_);
+    return Error(absl::StatusCode::kAborted, "generation {} has ended: {}", generation,
+                 abort_reason_);
   }
   return stop_step_ == step && go_ ? Run::StepVerdict::kSaveAndStop : Run::StepVerdict::kGoOn;
 }
@@ -414,7 +443,8 @@ void RunState::MarkStopped(int64_t step) {
   {
     MutexLock lock(mutex_);
     stopped_ = true;
-    ended_.store(std::max(ended_.load(std::memory_order_relaxed), entered_), std::memory_order_release);
+    ended_.store(std::max(ended_.load(std::memory_order_relaxed), entered_),
+                 std::memory_order_release);
   }
   (void)link_->Notify(MessageKind::kStopped, 0, PayloadWriter().Int(step).bytes());
 }

@@ -1,4 +1,5 @@
-// What a Run and its Generations share: the link, the black box, and where this rank stands between two generations.
+// What a Run and its Generations share: the link, the black box, and where this rank stands between
+// two generations.
 #pragma once
 
 #include <atomic>
@@ -67,7 +68,8 @@ class RunState {
 
   // Two loads where all is well.
   absl::Status Check(uint64_t generation) const {
-    if (generation > ended_.load(std::memory_order_acquire) && generation > LoadWord(box_.header().abort_generation)) {
+    if (generation > ended_.load(std::memory_order_acquire) &&
+        generation > LoadWord(box_.header().abort_generation)) {
       return absl::OkStatus();
     }
     return WhyEnded(generation);
@@ -84,7 +86,8 @@ class RunState {
   absl::StatusOr<Run::StepVerdict> CompleteStep(int64_t step);
   void MarkStopped(int64_t step);
 
-  // Ends this rank as a kill of its process would: it hears nothing more and is heard no more. For LocalWorld.
+  // Ends this rank as a kill of its process would: it hears nothing more and is heard no more. For
+  // LocalWorld.
   void Kill();
 
  private:
@@ -131,9 +134,11 @@ class RunState {
   uint64_t entered_ ABSL_GUARDED_BY(mutex_) = 0;
   uint64_t aborted_ ABSL_GUARDED_BY(mutex_) = 0;
   std::string abort_reason_ ABSL_GUARDED_BY(mutex_);
-  std::vector<std::function<void()>> callbacks_ ABSL_GUARDED_BY(mutex_);  // of the generation that runs
+  std::vector<std::function<void()>> callbacks_
+      ABSL_GUARDED_BY(mutex_);  // of the generation that runs
   std::vector<std::thread> callback_threads_ ABSL_GUARDED_BY(mutex_);
-  // A stop: the step that was asked for and that we promised to wait at, whether it may be saved, and how far we are.
+  // A stop: the step that was asked for and that we promised to wait at, whether it may be saved,
+  // and how far we are.
   std::optional<int64_t> stop_step_ ABSL_GUARDED_BY(mutex_);
   bool go_ ABSL_GUARDED_BY(mutex_) = false;
   int64_t completed_ ABSL_GUARDED_BY(mutex_) = -1;

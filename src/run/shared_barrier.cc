@@ -17,12 +17,14 @@ namespace {
 
 constexpr uint32_t kBroken = uint32_t{1} << 31;
 constexpr uint32_t kCount = kBroken - 1;
-constexpr int64_t kLongestSleepNs = 50'000'000;  // an abort wakes sleepers; this is for one whose reader thread is stuck
-constexpr int kSpins = 100;                      // about a microsecond: peers on idle cores are seldom later
-constexpr int kYields = 4;                       // then let peers that share our core run
+constexpr int64_t kLongestSleepNs =
+    50'000'000;  // an abort wakes sleepers; this is for one whose reader thread is stuck
+constexpr int kSpins = 100;  // about a microsecond: peers on idle cores are seldom later
+constexpr int kYields = 4;   // then let peers that share our core run
 
 void SleepWhile(std::atomic<uint32_t>& word, uint32_t value, int64_t ns) {
-  const timespec timeout{static_cast<time_t>(ns / 1'000'000'000), static_cast<long>(ns % 1'000'000'000)};
+  const timespec timeout{static_cast<time_t>(ns / 1'000'000'000),
+                         static_cast<long>(ns % 1'000'000'000)};
   syscall(SYS_futex, reinterpret_cast<uint32_t*>(&word), FUTEX_WAIT, value, &timeout, nullptr, 0);
 }
 
@@ -43,7 +45,8 @@ bool BarrierMember::IsReached(uint32_t phase) const { return (phase & kCount) ==
 absl::Status BarrierMember::Wait(int64_t deadline_ns, const std::function<absl::Status()>& check,
                                  const std::function<void()>& before_release) {
   target_ = (target_ + 1) & kCount;
-  if (shared_->arrived.fetch_add(1, std::memory_order_acq_rel) + 1 < world_) return WaitForPhase(deadline_ns, check);
+  if (shared_->arrived.fetch_add(1, std::memory_order_acq_rel) + 1 < world_)
+    return WaitForPhase(deadline_ns, check);
   if (before_release) before_release();
   shared_->arrived.store(0, std::memory_order_relaxed);
   uint32_t phase = shared_->phase.load(std::memory_order_relaxed);
@@ -53,10 +56,12 @@ absl::Status BarrierMember::Wait(int64_t deadline_ns, const std::function<absl::
   return absl::OkStatus();
 }
 
-absl::Status BarrierMember::WaitForPhase(int64_t deadline_ns, const std::function<absl::Status()>& check) {
+absl::Status BarrierMember::WaitForPhase(int64_t deadline_ns,
+                                         const std::function<absl::Status()>& check) {
   for (int round = 0;; ++round) {
     const uint32_t phase = shared_->phase.load(std::memory_order_acquire);
-    if (IsReached(phase)) return absl::OkStatus();  // first: what all reached is good, whatever came after
+    if (IsReached(phase))
+      return absl::OkStatus();  // first: what all reached is good, whatever came after
     if ((phase & kBroken) != 0 || round >= kSpins + kYields) {
       OUTLAST_RETURN_IF_ERROR(check());
       OUTLAST_RETURN_IF_ERROR(CheckWhole());
@@ -71,7 +76,8 @@ absl::Status BarrierMember::WaitForPhase(int64_t deadline_ns, const std::functio
     }
     const int64_t left = deadline_ns - MonotonicNanos();
     if (left <= 0) return GiveUp();
-    // The sleeper is counted before the word is compared, and the last rank writes the word before it counts.
+    // The sleeper is counted before the word is compared, and the last rank writes the word before
+    // it counts.
     shared_->sleepers.fetch_add(1);
     SleepWhile(shared_->phase, phase, std::min(left, kLongestSleepNs));
     shared_->sleepers.fetch_sub(1);
@@ -94,8 +100,8 @@ absl::Status BarrierMember::CheckWhole() const {
   if ((shared_->phase.load(std::memory_order_acquire) & kBroken) == 0) return absl::OkStatus();
   const uint32_t gave_up = shared_->gave_up.load();
   if (gave_up == 0) return absl::AbortedError("a peer left");
-  return Error(absl::StatusCode::kFailedPrecondition, "rank {} gave up waiting earlier: the group cannot be used any more",
-               gave_up - 1);
+  return Error(absl::StatusCode::kFailedPrecondition,
+               "rank {} gave up waiting earlier: the group cannot be used any more", gave_up - 1);
 }
 
 }  // namespace outlast

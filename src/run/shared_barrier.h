@@ -10,9 +10,11 @@
 
 namespace outlast {
 
-// Lies zeroed in shared memory. A rank that dies inside leaves it unusable, and its generation ends.
+// Lies zeroed in shared memory. A rank that dies inside leaves it unusable, and its generation
+// ends.
 struct SharedBarrier {
-  // Bits 0..30 count the barriers that all ranks reached; bit 31 says that it is broken. The futex word.
+  // Bits 0..30 count the barriers that all ranks reached; bit 31 says that it is broken. The futex
+  // word.
   alignas(64) std::atomic<uint32_t> phase;
   alignas(64) std::atomic<uint32_t> arrived;
   std::atomic<uint32_t> sleepers;
@@ -23,11 +25,13 @@ static_assert(std::atomic<uint32_t>::is_always_lock_free && sizeof(std::atomic<u
 // One rank's view. One thread waits; Break may come from any.
 class BarrierMember {
  public:
-  BarrierMember(SharedBarrier* shared, uint32_t rank, uint32_t world) : shared_(shared), rank_(rank), world_(world) {}
+  BarrierMember(SharedBarrier* shared, uint32_t rank, uint32_t world)
+      : shared_(shared), rank_(rank), world_(world) {}
 
-  // Returns when all ranks have come; the last one calls `before_release` before the others go on. `check` is asked while
-  // waiting, 20 times a second and after each wake-up; its error ends the wait. kDeadlineExceeded: not all came by
-  // `deadline` (MonotonicNanos), which breaks the barrier. kFailedPrecondition: it is broken.
+  // Returns when all ranks have come; the last one calls `before_release` before the others go on.
+  // `check` is asked while waiting, 20 times a second and after each wake-up; its error ends the
+  // wait. kDeadlineExceeded: not all came by `deadline` (MonotonicNanos), which breaks the barrier.
+  // kFailedPrecondition: it is broken.
   absl::Status Wait(int64_t deadline_ns, const std::function<absl::Status()>& check,
                     const std::function<void()>& before_release);
   // Ends all waits, of all ranks, present and later ones.

@@ -33,7 +33,8 @@ void OnSignal(int signal) {
 
 bool HasDefaultAction(int signal) {
   struct sigaction present {};
-  return sigaction(signal, nullptr, &present) == 0 && (present.sa_flags & SA_SIGINFO) == 0 && present.sa_handler == SIG_DFL;
+  return sigaction(signal, nullptr, &present) == 0 && (present.sa_flags & SA_SIGINFO) == 0 &&
+         present.sa_handler == SIG_DFL;
 }
 
 void SetHandler(int signal, void (*handler)(int)) {
@@ -50,7 +51,8 @@ absl::StatusOr<StopSignals> StopSignals::Install() {
   if (!event.is_open()) return ErrnoStatus(errno, "create an eventfd");
   int none = -1;
   if (!handler_fd.compare_exchange_strong(none, event.get())) {
-    return Error(absl::StatusCode::kFailedPrecondition, "stop signals: another run of this process takes them already");
+    return Error(absl::StatusCode::kFailedPrecondition,
+                 "stop signals: another run of this process takes them already");
   }
   StopSignals signals(std::move(event));
   std::string left_alone;
@@ -63,7 +65,10 @@ absl::StatusOr<StopSignals> StopSignals::Install() {
     }
   }
   if (!left_alone.empty()) {
-    fmt::print(stderr, "outlast: {}: handled or ignored by the program, so they do not make the run save and stop\n", left_alone);
+    fmt::print(stderr,
+               "outlast: {}: handled or ignored by the program, so they do not make the run save "
+               "and stop\n",
+               left_alone);
   }
   return signals;
 }
@@ -95,7 +100,8 @@ void StopSignals::EndProcessBy(int signal) {
   sigaddset(&only, signal);
   pthread_sigmask(SIG_UNBLOCK, &only, nullptr);
   kill(getpid(), signal);
-  _exit(128 + signal);  // where the default action does not end a process, such as for an init of a pid namespace
+  _exit(128 + signal);  // where the default action does not end a process, such as for an init of a
+                        // pid namespace
 }
 
 }  // namespace outlast

@@ -9,8 +9,9 @@
 
 namespace outlast {
 
-// Turns SIGTERM, SIGUSR1, SIGUSR2 and SIGINT into something to read. A handler does nothing but write to an eventfd. A
-// signal that the program handles or ignores itself is left alone; one line on stderr says so. One a process.
+// Turns SIGTERM, SIGUSR1, SIGUSR2 and SIGINT into something to read. A handler does nothing but
+// write to an eventfd. A signal that the program handles or ignores itself is left alone; one line
+// on stderr says so. One a process.
 class StopSignals {
  public:
   // kFailedPrecondition: there is one already.

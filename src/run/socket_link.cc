@@ -11,7 +11,8 @@ namespace outlast {
 absl::Status SocketLink::CheckOpen(uint64_t generation) const {
   if (!closed_.ok()) return closed_;
   if (generation != 0 && generation <= aborted_) {
-    return Error(absl::StatusCode::kAborted, "generation {} has ended: {}", generation, abort_reason_);
+    return Error(absl::StatusCode::kAborted, "generation {} has ended: {}", generation,
+                 abort_reason_);
   }
   return absl::OkStatus();
 }
@@ -22,8 +23,8 @@ void SocketLink::Finish(Waiting& waiting, absl::StatusOr<Message> result) {
   done_.NotifyAll();
 }
 
-absl::StatusOr<Message> SocketLink::Call(MessageKind kind, uint64_t generation, std::string_view payload,
-                                         absl::Duration timeout) {
+absl::StatusOr<Message> SocketLink::Call(MessageKind kind, uint64_t generation,
+                                         std::string_view payload, absl::Duration timeout) {
   const absl::Duration deadline = Clock::Real().Uptime() + timeout;
   Waiting waiting;
   waiting.generation = generation;
@@ -37,11 +38,13 @@ absl::StatusOr<Message> SocketLink::Call(MessageKind kind, uint64_t generation, 
   const absl::Status sent = channel_.Send(Encode(message));
   MutexLock lock(mutex_);
   if (!sent.ok() && !waiting.done) Finish(waiting, Annotate(sent, "ask the agent"));
-  while (!waiting.done && Clock::Real().Uptime() < deadline) done_.WaitFor(mutex_, deadline - Clock::Real().Uptime());
+  while (!waiting.done && Clock::Real().Uptime() < deadline)
+    done_.WaitFor(mutex_, deadline - Clock::Real().Uptime());
   waiting_.erase(message.request);
   if (waiting.done) return std::move(waiting.result);
-  return Error(absl::StatusCode::kDeadlineExceeded, "request {} of kind {}: no answer from the agent within {}",
-               message.request, static_cast<int>(kind), absl::FormatDuration(timeout));
+  return Error(absl::StatusCode::kDeadlineExceeded,
+               "request {} of kind {}: no answer from the agent within {}", message.request,
+               static_cast<int>(kind), absl::FormatDuration(timeout));
 }
 
 absl::Status SocketLink::Notify(MessageKind kind, uint64_t generation, std::string_view payload) {
@@ -49,7 +52,8 @@ absl::Status SocketLink::Notify(MessageKind kind, uint64_t generation, std::stri
     MutexLock lock(mutex_);
     if (!closed_.ok()) return closed_;
   }
-  return Annotate(channel_.Send(Encode({.kind = kind, .generation = generation, .payload = std::string(payload)})),
+  return Annotate(channel_.Send(Encode(
+                      {.kind = kind, .generation = generation, .payload = std::string(payload)})),
                   "tell the agent");
 }
 
@@ -65,10 +69,12 @@ void SocketLink::Deliver(Message message) {
     if (message.kind == MessageKind::kAnswer) {
       const auto found = waiting_.find(message.request);
       if (found == waiting_.end() || found->second->done) return;
-      if (message.status != absl::StatusCode::kOk) return Finish(*found->second, MakeStatus(message.status, message.payload));
+      if (message.status != absl::StatusCode::kOk)
+        return Finish(*found->second, MakeStatus(message.status, message.payload));
       return Finish(*found->second, std::move(message));
     }
-    if (const auto found = handlers_.find(message.kind); found != handlers_.end()) handlers = found->second;
+    if (const auto found = handlers_.find(message.kind); found != handlers_.end())
+      handlers = found->second;
   }
   for (const auto& handler : handlers) handler(message);
 }
@@ -80,7 +86,8 @@ void SocketLink::Abort(uint64_t generation, std::string_view reason) {
   abort_reason_ = reason;
   for (auto& [request, waiting] : waiting_) {
     if (waiting->done) continue;
-    if (absl::Status ended = CheckOpen(waiting->generation); !ended.ok()) Finish(*waiting, std::move(ended));
+    if (absl::Status ended = CheckOpen(waiting->generation); !ended.ok())
+      Finish(*waiting, std::move(ended));
   }
 }
 

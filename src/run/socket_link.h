@@ -14,8 +14,8 @@
 
 namespace outlast {
 
-// Its owner's reader thread feeds it: Deliver for each message, Abort before older generations' answers are useless,
-// Close at the end. Safe for concurrent use.
+// Its owner's reader thread feeds it: Deliver for each message, Abort before older generations'
+// answers are useless, Close at the end. Safe for concurrent use.
 class SocketLink final : public Link {
  public:
   explicit SocketLink(Channel channel) : channel_(std::move(channel)) {}
@@ -27,7 +27,8 @@ class SocketLink final : public Link {
 
   const Channel& channel() const { return channel_; }
 
-  // An answer goes to the call that waits for it (a late one is dropped), a pushed message to the handlers of its kind.
+  // An answer goes to the call that waits for it (a late one is dropped), a pushed message to the
+  // handlers of its kind.
   void Deliver(Message message);
   // Ends the waiting calls of `generation` and older ones with kAborted, and later ones at once.
   void Abort(uint64_t generation, std::string_view reason);
@@ -42,14 +43,16 @@ class SocketLink final : public Link {
   };
 
   absl::Status CheckOpen(uint64_t generation) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  void Finish(Waiting& waiting, absl::StatusOr<Message> result) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  void Finish(Waiting& waiting, absl::StatusOr<Message> result)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
 
   const Channel channel_;
   mutable Mutex mutex_;
   CondVar done_;
   uint64_t next_request_ ABSL_GUARDED_BY(mutex_) = 1;
   std::map<uint64_t, Waiting*> waiting_ ABSL_GUARDED_BY(mutex_);  // on the callers' stacks
-  std::map<MessageKind, std::vector<std::function<void(const Message&)>>> handlers_ ABSL_GUARDED_BY(mutex_);
+  std::map<MessageKind, std::vector<std::function<void(const Message&)>>> handlers_
+      ABSL_GUARDED_BY(mutex_);
   uint64_t aborted_ ABSL_GUARDED_BY(mutex_) = 0;
   std::string abort_reason_ ABSL_GUARDED_BY(mutex_);
   absl::Status closed_ ABSL_GUARDED_BY(mutex_);
@@ -60,7 +63,9 @@ class NoLink final : public Link {
  public:
   explicit NoLink(absl::Status why) : why_(std::move(why)) {}
 
-  absl::StatusOr<Message> Call(MessageKind, uint64_t, std::string_view, absl::Duration) override { return why_; }
+  absl::StatusOr<Message> Call(MessageKind, uint64_t, std::string_view, absl::Duration) override {
+    return why_;
+  }
   absl::Status Notify(MessageKind, uint64_t, std::string_view) override { return why_; }
   void OnMessage(MessageKind, std::function<void(const Message&)>) override {}
 

@@ -35,7 +35,9 @@ struct Rank {
 
 class LocalWorld::Impl final : public WorkerHost {
  public:
-  Impl(int ranks, LocalWorldOptions options) : options_(std::move(options)) { options_.job.world = ranks; }
+  Impl(int ranks, LocalWorldOptions options) : options_(std::move(options)) {
+    options_.job.world = ranks;
+  }
 
   LocalWorldResult Run(const Body& body);
   void KillRank(int rank, int signal);
@@ -65,8 +67,8 @@ class LocalWorld::Impl final : public WorkerHost {
   std::unique_ptr<KeeperThread> thread_;
   Mutex mutex_;
   std::list<Rank> ranks_ ABSL_GUARDED_BY(mutex_);  // all that ever were, oldest first; grows only
-  bool closing_ = false;                           // the keeper's thread: nobody is started any more
-  LocalWorldResult result_;                        // the keeper's thread, until it is stopped
+  bool closing_ = false;     // the keeper's thread: nobody is started any more
+  LocalWorldResult result_;  // the keeper's thread, until it is stopped
   std::promise<void> finished_;
 };
 
@@ -117,9 +119,10 @@ Rank* LocalWorld::Impl::Present(int slot) {
 
 void LocalWorld::Impl::Spawn(SpawnRequest request) {
   if (closing_) {
-    thread_->loop().Post([this, slot = request.worker.slot, incarnation = request.worker.incarnation] {
-      thread_->keeper().OnWorkerEnded(slot, incarnation, {.code = 1});
-    });
+    thread_->loop().Post(
+        [this, slot = request.worker.slot, incarnation = request.worker.incarnation] {
+          thread_->keeper().OnWorkerEnded(slot, incarnation, {.code = 1});
+        });
     return;
   }
   ++result_.spawns;
@@ -190,7 +193,8 @@ void LocalWorld::Impl::Kill(const KillWorker& kill) {
 }
 
 void LocalWorld::Impl::Forward(const ForwardSignal& forward) {
-  if (Rank* rank = Present(forward.slot); rank != nullptr) End(*rank, {.signal = forward.signal, .by_us = true});
+  if (Rank* rank = Present(forward.slot); rank != nullptr)
+    End(*rank, {.signal = forward.signal, .by_us = true});
 }
 
 void LocalWorld::Impl::KillRank(int rank, int signal) {
@@ -210,12 +214,14 @@ void LocalWorld::Impl::OnFinish(const FinishJob& finish) {
   finished_.set_value();
 }
 
-LocalWorld::LocalWorld(int ranks, LocalWorldOptions options) : impl_(std::make_unique<Impl>(ranks, std::move(options))) {}
+LocalWorld::LocalWorld(int ranks, LocalWorldOptions options)
+    : impl_(std::make_unique<Impl>(ranks, std::move(options))) {}
 LocalWorld::~LocalWorld() = default;
 LocalWorldResult LocalWorld::Run(const Body& body) { return impl_->Run(body); }
 void LocalWorld::KillRank(int rank, int signal) { impl_->KillRank(rank, signal); }
 void LocalWorld::AskStop(int signal) {
-  impl_->thread().loop().Post([impl = impl_.get(), signal] { impl->thread().keeper().Dispatch(StopAsked{signal}); });
+  impl_->thread().loop().Post(
+      [impl = impl_.get(), signal] { impl->thread().keeper().Dispatch(StopAsked{signal}); });
 }
 void LocalWorld::OnKeeper(const std::function<void(Keeper&)>& work) {
   impl_->thread().RunOnLoop([&] { work(impl_->thread().keeper()); });

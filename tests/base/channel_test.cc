@@ -87,7 +87,8 @@ TEST(Channel, TriesWithoutWaiting) {
   int count = 0;
   for (; sent.ok() && count < 1000; ++count) sent = ends.near.TrySend(large);
   EXPECT_EQ(sent.code(), absl::StatusCode::kResourceExhausted);
-  for (int i = 0; i < count - 1; ++i) EXPECT_EQ((*ends.far.TryReceive())->bytes.size(), large.size());
+  for (int i = 0; i < count - 1; ++i)
+    EXPECT_EQ((*ends.far.TryReceive())->bytes.size(), large.size());
   EXPECT_EQ(ends.far.TryReceive().status().code(), absl::StatusCode::kResourceExhausted);
 }
 
@@ -96,14 +97,16 @@ TEST(Channel, SendWaitsForASlowReader) {
   constexpr int kMessages = 50;
   const std::string large(Channel::kMaxMessageBytes, 'x');
   std::thread reader([&] {
-    for (int i = 0; i < kMessages; ++i) EXPECT_EQ((*ends.far.Receive())->bytes.size(), large.size());
+    for (int i = 0; i < kMessages; ++i)
+      EXPECT_EQ((*ends.far.Receive())->bytes.size(), large.size());
   });
   for (int i = 0; i < kMessages; ++i) EXPECT_TRUE(ends.near.Send(large).ok());
   reader.join();
 }
 
 TEST(Payload, ReadsBackItsFields) {
-  const PayloadWriter writer = PayloadWriter().Int(uint8_t{7}).Text("name").Int(int64_t{-5}).Text("");
+  const PayloadWriter writer =
+      PayloadWriter().Int(uint8_t{7}).Text("name").Int(int64_t{-5}).Text("");
   PayloadReader reader(writer.bytes());
   EXPECT_EQ(reader.Int<uint8_t>(), 7);
   EXPECT_EQ(reader.Text(), "name");
@@ -114,7 +117,8 @@ TEST(Payload, ReadsBackItsFields) {
 }
 
 TEST(Payload, NeverReadsPastTheEnd) {
-  const PayloadWriter writer = PayloadWriter().Int(uint32_t{0xffffffff}).Int(uint8_t{1});  // a text of 4 GiB, they say
+  const PayloadWriter writer =
+      PayloadWriter().Int(uint32_t{0xffffffff}).Int(uint8_t{1});  // a text of 4 GiB, they say
   PayloadReader reader(writer.bytes());
   EXPECT_EQ(reader.Text(), "");
   EXPECT_FALSE(reader.ok());

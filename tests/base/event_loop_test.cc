@@ -36,11 +36,13 @@ TEST(EventLoop, CallsWhenADescriptorIsReadableAndNotAfterUnwatch) {
   const auto loop = MakeLoop();
   const UniqueFd ready = MakeReady();
   int calls = 0;
-  ASSERT_TRUE(loop->Watch(ready.get(), [&] {
-    if (++calls < 3) return;
-    loop->Unwatch(ready.get());  // itself, from within
-    loop->RunAfter(absl::Milliseconds(1), [&] { loop->Stop(); });
-  }).ok());
+  ASSERT_TRUE(loop->Watch(ready.get(),
+                          [&] {
+                            if (++calls < 3) return;
+                            loop->Unwatch(ready.get());  // itself, from within
+                            loop->RunAfter(absl::Milliseconds(1), [&] { loop->Stop(); });
+                          })
+                  .ok());
   loop->Run();
   EXPECT_EQ(calls, 3);
 }

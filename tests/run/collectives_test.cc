@@ -20,15 +20,16 @@
 namespace outlast {
 namespace {
 
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
 using testing::LocalWorld;
 using testing::LocalWorldOptions;
 using testing::LocalWorldResult;
 using testing::TimeFactor;
-using ::testing::ElementsAre;
-using ::testing::HasSubstr;
 
 // One generation over a world of `ranks`, each with a group.
-LocalWorldResult InGroups(int ranks, size_t max_bytes, const std::function<absl::Status(Generation&, ShmGroup&)>& body) {
+LocalWorldResult InGroups(int ranks, size_t max_bytes,
+                          const std::function<absl::Status(Generation&, ShmGroup&)>& body) {
   LocalWorld world(ranks);
   return world.Run([&](outlast::Run& run) {
     return run.ForEachGeneration([&](Generation& generation) -> absl::Status {
@@ -39,27 +40,31 @@ LocalWorldResult InGroups(int ranks, size_t max_bytes, const std::function<absl:
 }
 
 TEST(AllReduceSum, GivesEveryRankTheSum) {
-  const LocalWorldResult result = InGroups(4, 1 << 20, [](Generation& generation, ShmGroup& group) -> absl::Status {
-    const auto rank = static_cast<float>(generation.rank());
-    for (const size_t count : {size_t{0}, size_t{1}, size_t{3}, size_t{16384}, size_t{16385}, size_t{262144}}) {
-      std::vector<float> data(count, rank + 1);
-      OUTLAST_RETURN_IF_ERROR(group.AllReduceSum(data));
-      EXPECT_EQ(std::count(data.begin(), data.end(), 10.0f), static_cast<long>(count));  // 1 + 2 + 3 + 4
-    }
-    return absl::OkStatus();
-  });
+  const LocalWorldResult result =
+      InGroups(4, 1 << 20, [](Generation& generation, ShmGroup& group) -> absl::Status {
+        const auto rank = static_cast<float>(generation.rank());
+        for (const size_t count :
+             {size_t{0}, size_t{1}, size_t{3}, size_t{16384}, size_t{16385}, size_t{262144}}) {
+          std::vector<float> data(count, rank + 1);
+          OUTLAST_RETURN_IF_ERROR(group.AllReduceSum(data));
+          EXPECT_EQ(std::count(data.begin(), data.end(), 10.0f),
+                    static_cast<long>(count));  // 1 + 2 + 3 + 4
+        }
+        return absl::OkStatus();
+      });
   EXPECT_EQ(result.exit_code, 0) << result.reason;
 }
 
 TEST(AllReduceSum, AddsInTheOrderOfRanks) {
   // In single precision (1e8 + 1) + -1e8 is 0, and (1e8 + -1e8) + 1 is 1.
-  const LocalWorldResult result = InGroups(3, 4096, [](Generation& generation, ShmGroup& group) -> absl::Status {
-    constexpr std::array<float, 3> kParts = {1e8f, 1.0f, -1e8f};
-    std::array<float, 1> data = {kParts[static_cast<size_t>(generation.rank())]};
-    OUTLAST_RETURN_IF_ERROR(group.AllReduceSum(data));
-    EXPECT_EQ(data[0], 0.0f);
-    return absl::OkStatus();
-  });
+  const LocalWorldResult result =
+      InGroups(3, 4096, [](Generation& generation, ShmGroup& group) -> absl::Status {
+        constexpr std::array<float, 3> kParts = {1e8f, 1.0f, -1e8f};
+        std::array<float, 1> data = {kParts[static_cast<size_t>(generation.rank())]};
+        OUTLAST_RETURN_IF_ERROR(group.AllReduceSum(data));
+        EXPECT_EQ(data[0], 0.0f);
+        return absl::OkStatus();
+      });
   EXPECT_EQ(result.exit_code, 0) << result.reason;
 }
 
@@ -68,15 +73,17 @@ TEST(AllReduceSum, GivesTheSameBitsInEveryRunAndOnEveryRank) {
   std::vector<std::vector<float>> sums;
   Mutex mutex;
   for (int round = 0; round < 3; ++round) {
-    const LocalWorldResult result = InGroups(3, kCount * 4, [&](Generation& generation, ShmGroup& group) -> absl::Status {
-      std::mt19937 random(static_cast<unsigned>(generation.rank()));
-      std::vector<float> data(kCount);
-      for (float& value : data) value = std::ldexp(static_cast<float>(random()), static_cast<int>(random() % 60) - 60);
-      OUTLAST_RETURN_IF_ERROR(group.AllReduceSum(data));
-      MutexLock lock(mutex);
-      sums.push_back(data);
-      return absl::OkStatus();
-    });
+    const LocalWorldResult result =
+        InGroups(3, kCount * 4, [&](Generation& generation, ShmGroup& group) -> absl::Status {
+          std::mt19937 random(static_cast<unsigned>(generation.rank()));
+          std::vector<float> data(kCount);
+          for (float& value : data)
+            value = std::ldexp(static_cast<float>(random()), static_cast<int>(random() % 60) - 60);
+          OUTLAST_RETURN_IF_ERROR(group.AllReduceSum(data));
+          MutexLock lock(mutex);
+          sums.push_back(data);
+          return absl::OkStatus();
+        });
     EXPECT_EQ(result.exit_code, 0) << result.reason;
   }
   ASSERT_EQ(sums.size(), 9u);
@@ -85,19 +92,20 @@ TEST(AllReduceSum, GivesTheSameBitsInEveryRunAndOnEveryRank) {
 
 TEST(Collectives, FollowEachOtherWithoutMixing) {
   const int rounds = TimeFactor() > 1 ? 50 : 400;
-  const LocalWorldResult result = InGroups(3, 4096, [&](Generation& generation, ShmGroup& group) -> absl::Status {
-    for (int round = 0; round < rounds; ++round) {
-      const int root = round % 3;
-      std::array<int, 2> word = {generation.rank() == root ? round : -1, 0};
-      OUTLAST_RETURN_IF_ERROR(group.Broadcast(std::as_writable_bytes(std::span(word)), root));
-      EXPECT_EQ(word[0], round);
-      std::array<float, 1> one = {1};
-      OUTLAST_RETURN_IF_ERROR(group.AllReduceSum(one));
-      EXPECT_EQ(one[0], 3);
-      if (round % 4 == 0) OUTLAST_RETURN_IF_ERROR(group.Barrier());
-    }
-    return absl::OkStatus();
-  });
+  const LocalWorldResult result =
+      InGroups(3, 4096, [&](Generation& generation, ShmGroup& group) -> absl::Status {
+        for (int round = 0; round < rounds; ++round) {
+          const int root = round % 3;
+          std::array<int, 2> word = {generation.rank() == root ? round : -1, 0};
+          OUTLAST_RETURN_IF_ERROR(group.Broadcast(std::as_writable_bytes(std::span(word)), root));
+          EXPECT_EQ(word[0], round);
+          std::array<float, 1> one = {1};
+          OUTLAST_RETURN_IF_ERROR(group.AllReduceSum(one));
+          EXPECT_EQ(one[0], 3);
+          if (round % 4 == 0) OUTLAST_RETURN_IF_ERROR(group.Barrier());
+        }
+        return absl::OkStatus();
+      });
   EXPECT_EQ(result.exit_code, 0) << result.reason;
 }
 
@@ -124,36 +132,39 @@ TEST(Collectives, RefuseWhatDoesNotFit) {
 }
 
 TEST(Collectives, NameTheRankThatCalledSomethingElse) {
-  const LocalWorldResult result = InGroups(2, 64, [](Generation& generation, ShmGroup& group) -> absl::Status {
-    std::array<float, 2> data = {5, 5};
-    const absl::Status status = generation.rank() == 0 ? group.AllReduceSum(data) : group.Barrier();
-    EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument);
-    EXPECT_THAT(std::string(MessageOf(status)), HasSubstr("rank 1"));
-    EXPECT_THAT(std::string(MessageOf(status)), HasSubstr("Barrier"));
-    EXPECT_THAT(data, ElementsAre(5, 5));
-    return absl::OkStatus();
-  });
+  const LocalWorldResult result =
+      InGroups(2, 64, [](Generation& generation, ShmGroup& group) -> absl::Status {
+        std::array<float, 2> data = {5, 5};
+        const absl::Status status =
+            generation.rank() == 0 ? group.AllReduceSum(data) : group.Barrier();
+        EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument);
+        EXPECT_THAT(std::string(MessageOf(status)), HasSubstr("rank 1"));
+        EXPECT_THAT(std::string(MessageOf(status)), HasSubstr("Barrier"));
+        EXPECT_THAT(data, ElementsAre(5, 5));
+        return absl::OkStatus();
+      });
   EXPECT_EQ(result.exit_code, 0) << result.reason;
 }
 
 TEST(Barrier, TimesOutWhenARankIsAloneAndSaysThatTheGroupIsOfNoUse) {
-  const LocalWorldResult result = InGroups(2, 64, [](Generation& generation, ShmGroup& group) -> absl::Status {
-    OUTLAST_RETURN_IF_ERROR(group.Barrier({.timeout = absl::Seconds(20)}));
-    if (generation.rank() == 1) {
-      OUTLAST_RETURN_IF_ERROR(generation.Get("tried", absl::Seconds(20)).status());
-      EXPECT_EQ(group.Barrier().code(), absl::StatusCode::kFailedPrecondition);
-      return absl::OkStatus();
-    }
-    const int64_t start_ns = MonotonicNanos();
-    const absl::Status alone = group.Barrier({.timeout = absl::Milliseconds(10)});
-    const absl::Duration took = absl::Nanoseconds(MonotonicNanos() - start_ns);
-    EXPECT_EQ(alone.code(), absl::StatusCode::kDeadlineExceeded);
-    EXPECT_THAT(std::string(MessageOf(alone)), HasSubstr("10ms"));
-    EXPECT_GE(took, absl::Milliseconds(10));
-    EXPECT_LT(took, absl::Milliseconds(20) * TimeFactor() * 2);
-    EXPECT_EQ(group.Barrier().code(), absl::StatusCode::kFailedPrecondition);
-    return generation.Put("tried", "");
-  });
+  const LocalWorldResult result =
+      InGroups(2, 64, [](Generation& generation, ShmGroup& group) -> absl::Status {
+        OUTLAST_RETURN_IF_ERROR(group.Barrier({.timeout = absl::Seconds(20)}));
+        if (generation.rank() == 1) {
+          OUTLAST_RETURN_IF_ERROR(generation.Get("tried", absl::Seconds(20)).status());
+          EXPECT_EQ(group.Barrier().code(), absl::StatusCode::kFailedPrecondition);
+          return absl::OkStatus();
+        }
+        const int64_t start_ns = MonotonicNanos();
+        const absl::Status alone = group.Barrier({.timeout = absl::Milliseconds(10)});
+        const absl::Duration took = absl::Nanoseconds(MonotonicNanos() - start_ns);
+        EXPECT_EQ(alone.code(), absl::StatusCode::kDeadlineExceeded);
+        EXPECT_THAT(std::string(MessageOf(alone)), HasSubstr("10ms"));
+        EXPECT_GE(took, absl::Milliseconds(10));
+        EXPECT_LT(took, absl::Milliseconds(20) * TimeFactor() * 2);
+        EXPECT_EQ(group.Barrier().code(), absl::StatusCode::kFailedPrecondition);
+        return generation.Put("tried", "");
+      });
   EXPECT_EQ(result.exit_code, 0) << result.reason;
 }
 
@@ -197,7 +208,8 @@ TEST(AllReduceSum, AnAbortEndsItAtOnceLeavesTheDataAndTheNextGenerationWorks) {
 TEST(AllReduceSum, OutlastsKillsInside) {
   constexpr int kKills = 15;
   LocalWorldOptions options;
-  options.job.max_restarts = options.job.same_root_limit = options.job.restarts_per_hour_limit = 1000;
+  options.job.max_restarts = options.job.same_root_limit = options.job.restarts_per_hour_limit =
+      1000;
   options.job.progress_steps = 1;
   LocalWorld world(3, options);
   std::atomic<int> kills{0};
@@ -207,8 +219,10 @@ TEST(AllReduceSum, OutlastsKillsInside) {
       std::mt19937 random(static_cast<unsigned>(generation.number()));
       const auto at = static_cast<int>(2 + random() % 10);
       for (int step = 1; step < 30; ++step) {
-        OUTLAST_RETURN_IF_ERROR(run.CompleteStep(static_cast<int64_t>(generation.number()) * 100 + step).status());
-        if (step == at && generation.rank() == static_cast<int>(random() % 3) && kills++ < kKills) world.KillRank(generation.rank());
+        OUTLAST_RETURN_IF_ERROR(
+            run.CompleteStep(static_cast<int64_t>(generation.number()) * 100 + step).status());
+        if (step == at && generation.rank() == static_cast<int>(random() % 3) && kills++ < kKills)
+          world.KillRank(generation.rank());
         std::vector<float> data(1 << 14, static_cast<float>(step));
         OUTLAST_RETURN_IF_ERROR(group.AllReduceSum(data));
         EXPECT_EQ(data[data.size() - 1], static_cast<float>(3 * step));
@@ -227,7 +241,8 @@ TEST(Collectives, TheBlackBoxTellsWhoHasNotEntered) {
       OUTLAST_ASSIGN_OR_RETURN(ShmGroup group, ShmGroup::Make(generation, run, "data", 64));
       OUTLAST_RETURN_IF_ERROR(group.Barrier());
       if (generation.rank() == 0) {
-        EXPECT_EQ(group.Barrier({.timeout = absl::Milliseconds(1)}).code(), absl::StatusCode::kDeadlineExceeded);
+        EXPECT_EQ(group.Barrier({.timeout = absl::Milliseconds(1)}).code(),
+                  absl::StatusCode::kDeadlineExceeded);
         OUTLAST_RETURN_IF_ERROR(generation.Put("tried", ""));
       }
       OUTLAST_RETURN_IF_ERROR(generation.Get("tried", absl::Seconds(20)).status());

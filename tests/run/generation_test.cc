@@ -20,12 +20,12 @@
 namespace outlast {
 namespace {
 
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
 using testing::LocalWorld;
 using testing::LocalWorldOptions;
 using testing::LocalWorldResult;
 using testing::TimeFactor;
-using ::testing::ElementsAre;
-using ::testing::HasSubstr;
 
 constexpr absl::Duration kPatience = absl::Seconds(20);
 
@@ -64,10 +64,12 @@ TEST(ForEachGeneration, SurvivorsKeepTheirThreadAndTheDeadSlotIsRefilled) {
       ++memory;
       if (generation.number() == 1) {
         OUTLAST_RETURN_IF_ERROR(generation.Put(std::to_string(generation.rank()), "here"));
-        for (const char* peer : {"0", "1", "2"}) OUTLAST_RETURN_IF_ERROR(generation.Get(peer, kPatience).status());
+        for (const char* peer : {"0", "1", "2"})
+          OUTLAST_RETURN_IF_ERROR(generation.Get(peer, kPatience).status());
         if (generation.rank() == 1) world.KillRank(1);
         const auto never = generation.Get("never", kPatience);
-        EXPECT_THAT(never.status().code(), ::testing::AnyOf(absl::StatusCode::kAborted, absl::StatusCode::kCancelled));
+        EXPECT_THAT(never.status().code(),
+                    ::testing::AnyOf(absl::StatusCode::kAborted, absl::StatusCode::kCancelled));
         EXPECT_FALSE(generation.Check().ok());
         return never.status();
       }
@@ -90,9 +92,12 @@ TEST(ForEachGeneration, SurvivorsKeepTheirThreadAndTheDeadSlotIsRefilled) {
 }
 
 // Everybody's body: waits in Get for a key that nobody puts.
-absl::Status WaitForEver(Generation& generation) { return generation.Get("never", absl::Hours(1)).status(); }
+absl::Status WaitForEver(Generation& generation) {
+  return generation.Get("never", absl::Hours(1)).status();
+}
 
-// Rank 0 says that it is there, and rank 1 crashes after that: else it might crash before rank 0 has joined.
+// Rank 0 says that it is there, and rank 1 crashes after that: else it might crash before rank 0
+// has joined.
 void SayThere(Generation& generation) { EXPECT_TRUE(generation.Put("rank 0", "there").ok()); }
 absl::Status CrashWhenRank0IsThere(Generation& generation) {
   EXPECT_TRUE(generation.Get("rank 0", kPatience).ok());
@@ -107,7 +112,8 @@ TEST(ForEachGeneration, UnwindsSurvivorsWithinMillisecondsOfADeath) {
     return run.ForEachGeneration([&](Generation& generation) -> absl::Status {
       if (generation.number() > 1) return absl::OkStatus();
       if (generation.rank() == 2) {
-        for (const char* peer : {"0", "1"}) OUTLAST_RETURN_IF_ERROR(generation.Get(peer, kPatience).status());
+        for (const char* peer : {"0", "1"})
+          OUTLAST_RETURN_IF_ERROR(generation.Get(peer, kPatience).status());
         killed_ns = MonotonicNanos();
         return absl::InternalError("a crash");
       }
@@ -178,7 +184,8 @@ TEST(Generation, ASurvivorWhoseCallbackBlocksIsReplacedWithinTheGrace) {
     return run.ForEachGeneration([&](Generation& generation) -> absl::Status {
       if (generation.number() > 1) {
         OUTLAST_RETURN_IF_ERROR(generation.Put(std::to_string(generation.rank()), "again"));
-        OUTLAST_RETURN_IF_ERROR(generation.Get(generation.rank() == 0 ? "1" : "0", kPatience).status());
+        OUTLAST_RETURN_IF_ERROR(
+            generation.Get(generation.rank() == 0 ? "1" : "0", kPatience).status());
         if (generation.rank() == 0) release.set_value();  // the test's end, not the callback's
         return absl::OkStatus();
       }
@@ -252,14 +259,16 @@ TEST(ForEachGeneration, OutlastsManyKillsAtRandomMoments) {
   constexpr int kRanks = 3;
   constexpr int kKills = 20;
   LocalWorldOptions options;
-  options.job.max_restarts = options.job.same_root_limit = options.job.restarts_per_hour_limit = 1000;
+  options.job.max_restarts = options.job.same_root_limit = options.job.restarts_per_hour_limit =
+      1000;
   options.job.progress_steps = 1;  // no back-off
   LocalWorld world(kRanks, options);
   std::atomic<int> kills{0};
   const LocalWorldResult result = world.Run([&](outlast::Run& run) {
     return run.ForEachGeneration([&](Generation& generation) -> absl::Status {
       for (int step = 1; kills < kKills; ++step) {
-        OUTLAST_RETURN_IF_ERROR(run.CompleteStep(static_cast<int64_t>(generation.number()) * 10 + step).status());
+        OUTLAST_RETURN_IF_ERROR(
+            run.CompleteStep(static_cast<int64_t>(generation.number()) * 10 + step).status());
         const std::string key = std::to_string(step) + "/";
         OUTLAST_RETURN_IF_ERROR(generation.Put(key + std::to_string(generation.rank()), "x"));
         if (step == 3 && generation.rank() == static_cast<int>(generation.number() % kRanks)) {
@@ -287,9 +296,11 @@ TEST(Generation, PutIsIdempotentAndNeverOverwrites) {
       EXPECT_EQ(generation.Get("id", absl::ZeroDuration()).value(), "one");
       EXPECT_TRUE(generation.Put("large", std::string(64 << 10, 'x')).ok());
       EXPECT_EQ(generation.Get("large", kPatience)->size(), 64u << 10);
-      EXPECT_EQ(generation.Put("larger", std::string((64 << 10) + 1, 'x')).code(), absl::StatusCode::kInvalidArgument);
+      EXPECT_EQ(generation.Put("larger", std::string((64 << 10) + 1, 'x')).code(),
+                absl::StatusCode::kInvalidArgument);
       EXPECT_EQ(generation.Put("", "x").code(), absl::StatusCode::kInvalidArgument);
-      EXPECT_EQ(generation.Put(std::string(257, 'k'), "x").code(), absl::StatusCode::kInvalidArgument);
+      EXPECT_EQ(generation.Put(std::string(257, 'k'), "x").code(),
+                absl::StatusCode::kInvalidArgument);
       return absl::OkStatus();
     });
   });
@@ -318,7 +329,8 @@ TEST(Generation, KeysOfAnOlderGenerationAreGone) {
         if (generation.rank() == 1) return absl::InternalError("a crash");
         return WaitForEver(generation);
       }
-      EXPECT_EQ(generation.Get("1", absl::ZeroDuration()).status().code(), absl::StatusCode::kDeadlineExceeded);
+      EXPECT_EQ(generation.Get("1", absl::ZeroDuration()).status().code(),
+                absl::StatusCode::kDeadlineExceeded);
       return absl::OkStatus();
     });
   });
@@ -339,8 +351,10 @@ TEST(Generation, RanksShareZeroedMemoryByName) {
       }
       OUTLAST_RETURN_IF_ERROR(generation.Get("written", kPatience).status());
       EXPECT_EQ(memory.data()[8191], std::byte{5});
-      EXPECT_EQ(generation.SharedMemory("board", 4096).status().code(), absl::StatusCode::kInvalidArgument);
-      EXPECT_EQ(generation.SharedMemory("huge", size_t{1} << 60).status().code(), absl::StatusCode::kResourceExhausted);
+      EXPECT_EQ(generation.SharedMemory("board", 4096).status().code(),
+                absl::StatusCode::kInvalidArgument);
+      EXPECT_EQ(generation.SharedMemory("huge", size_t{1} << 60).status().code(),
+                absl::StatusCode::kResourceExhausted);
       return absl::OkStatus();
     });
   });

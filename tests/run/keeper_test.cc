@@ -73,7 +73,9 @@ class KeeperTest : public ::testing::Test {
     ASSERT_TRUE(thread_->Start().ok());
   }
 
-  static void Send(const Channel& channel, const Message& message) { ASSERT_TRUE(channel.Send(Encode(message)).ok()); }
+  static void Send(const Channel& channel, const Message& message) {
+    ASSERT_TRUE(channel.Send(Encode(message)).ok());
+  }
   static Message Next(const Channel& channel) {
     auto packet = channel.Receive();
     EXPECT_TRUE(packet.ok() && packet->has_value());
@@ -86,7 +88,8 @@ class KeeperTest : public ::testing::Test {
   Message JoinMessage(int slot, uint32_t version = kWireVersion) {
     return {.kind = MessageKind::kJoined,
             .request = 1,
-            .payload = PayloadWriter().Int(version).Int(host_.incarnation(slot)).Int(int32_t{1}).bytes()};
+            .payload =
+                PayloadWriter().Int(version).Int(host_.incarnation(slot)).Int(int32_t{1}).bytes()};
   }
   // A worker in the body of the present generation.
   Channel Enter(int slot) {
@@ -97,7 +100,8 @@ class KeeperTest : public ::testing::Test {
     return channel;
   }
   static Message Staged(uint64_t left) {
-    return {.kind = MessageKind::kStaged, .payload = PayloadWriter().Int(left).Int(uint32_t{0}).Text("").bytes()};
+    return {.kind = MessageKind::kStaged,
+            .payload = PayloadWriter().Int(left).Int(uint32_t{0}).Text("").bytes()};
   }
   uint64_t refused() {
     uint64_t count = 0;
@@ -176,12 +180,16 @@ TEST_F(KeeperTest, AnswersWhatAnEndedGenerationStillWaitsForAndRefusesWhatItAsks
     return Message{.kind = MessageKind::kGet,
                    .generation = 1,
                    .request = request,
-                   .payload = PayloadWriter().Text("never").Int(absl::ToInt64Nanoseconds(absl::Seconds(100))).bytes()};
+                   .payload = PayloadWriter()
+                                  .Text("never")
+                                  .Int(absl::ToInt64Nanoseconds(absl::Seconds(100)))
+                                  .bytes()};
   };
   Send(survivor, get(2));
   (void)refused();  // the keeper has read it
 
-  thread_->RunOnLoop([&] { thread_->keeper().OnWorkerEnded(1, host_.incarnation(1), {.signal = 9}); });
+  thread_->RunOnLoop(
+      [&] { thread_->keeper().OnWorkerEnded(1, host_.incarnation(1), {.signal = 9}); });
 
   EXPECT_EQ(Next(survivor).kind, MessageKind::kAbort);
   const Message answer = Next(survivor);
@@ -226,7 +234,8 @@ TEST_F(KeeperTest, SurvivesNoiseFromAWorker) {
                     .generation = random() % 3,
                     .request = random() % 4 == 0 ? 0 : 100 + random() % 50,
                     .payload = std::string(random() % 64, static_cast<char>(random()))};
-    if (message.kind == MessageKind::kFinished || message.kind == MessageKind::kStaged) continue;  // these are believed
+    if (message.kind == MessageKind::kFinished || message.kind == MessageKind::kStaged)
+      continue;  // these are believed
     std::string bytes = Encode(message);
     if (random() % 4 == 0) bytes[random() % bytes.size()] ^= 1 << random() % 8;
     ASSERT_TRUE(worker.Send(bytes).ok());
@@ -267,7 +276,8 @@ TEST_F(KeeperTest, AWorkerThatDoesNotReadDelaysNobody) {
                         .payload = PayloadWriter().Text("big").Int(int64_t{1'000'000'000}).bytes()})
                 .status,
             absl::StatusCode::kOk);
-  for (uint64_t request = 10; request < 50; ++request) EXPECT_EQ(Next(deaf).request, request);  // none is lost
+  for (uint64_t request = 10; request < 50; ++request)
+    EXPECT_EQ(Next(deaf).request, request);  // none is lost
 }
 
 TEST(RunJoin, FailsOnAnAgentThatDoesNotAnswer) {

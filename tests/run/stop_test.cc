@@ -25,7 +25,8 @@ using testing::LocalWorldOptions;
 using testing::LocalWorldResult;
 
 // Trains until a stop was agreed, and gives the step that was saved.
-absl::Status TrainUntilStopped(outlast::Run& run, Generation& generation, const std::function<void(int64_t)>& work,
+absl::Status TrainUntilStopped(outlast::Run& run, Generation& generation,
+                               const std::function<void(int64_t)>& work,
                                std::atomic<int64_t>& saved) {
   for (int64_t step = 1;; ++step) {
     OUTLAST_RETURN_IF_ERROR(generation.Check());
@@ -55,7 +56,8 @@ TEST(Stop, AllRanksSaveTheSameStepWhateverTheirPace) {
     LocalWorld world(kRanks);
     const LocalWorldResult result = world.Run([&](outlast::Run& run) {
       std::mt19937 random(static_cast<unsigned>(seed * kRanks + run.rank()));
-      const unsigned longest_us = 1 + random() % 300;  // each rank has a pace of its own, so late answers are common
+      const unsigned longest_us =
+          1 + random() % 300;  // each rank has a pace of its own, so late answers are common
       const int64_t ask_at = random() % 20;
       const absl::Status left = run.ForEachGeneration([&](Generation& generation) {
         const auto work = [&](int64_t step) {
@@ -68,7 +70,8 @@ TEST(Stop, AllRanksSaveTheSameStepWhateverTheirPace) {
       EXPECT_TRUE(run.stopped());
       return left;
     });
-    EXPECT_EQ(result.exit_code, 81) << result.reason << " seed " << seed;  // saved nowhere: no checkpointer here
+    EXPECT_EQ(result.exit_code, 81)
+        << result.reason << " seed " << seed;  // saved nowhere: no checkpointer here
     EXPECT_GT(saved[0], 0) << "seed " << seed;
     EXPECT_EQ(saved[1], saved[0]) << "seed " << seed;
     EXPECT_EQ(saved[2], saved[0]) << "seed " << seed;
@@ -114,7 +117,8 @@ TEST(Stop, ADeathWhileWaitingForTheWordEndsTheWait) {
   EXPECT_EQ(result.exit_code, 81) << result.reason;
 }
 
-// --- A world of one without an agent ----------------------------------------------------------------------------------
+// --- A world of one without an agent
+// ----------------------------------------------------------------------------------
 
 TEST(WorldOfOne, NeedsNothing) {
   const auto run = std::move(Run::Join()).value();
@@ -137,7 +141,8 @@ TEST(WorldOfOne, NeedsNothing) {
 
 TEST(WorldOfOne, ReturnsTheBodysError) {
   const auto run = std::move(Run::Join()).value();
-  const absl::Status left = run->ForEachGeneration([](Generation&) { return absl::DataLossError("bad batch"); });
+  const absl::Status left =
+      run->ForEachGeneration([](Generation&) { return absl::DataLossError("bad batch"); });
   EXPECT_EQ(left.code(), absl::StatusCode::kDataLoss);
 }
 
@@ -172,7 +177,8 @@ TEST_P(WorldOfOneSignal, SavesAtAStepBoundaryAndStops) {
   EXPECT_GE(saved, 5);
 }
 
-INSTANTIATE_TEST_SUITE_P(Signals, WorldOfOneSignal, ::testing::Values(SIGTERM, SIGUSR1, SIGUSR2, SIGINT));
+INSTANTIATE_TEST_SUITE_P(Signals, WorldOfOneSignal,
+                         ::testing::Values(SIGTERM, SIGUSR1, SIGUSR2, SIGINT));
 
 TEST(WorldOfOne, ASecondTermHarmsNothing) {
   const auto run = std::move(Run::Join()).value();
@@ -228,7 +234,8 @@ TEST(AnotherLauncher, GivesRankAndWorldAndOneGeneration) {
   const absl::Status left = run->ForEachGeneration([&](Generation& generation) -> absl::Status {
     ++bodies;
     EXPECT_EQ(generation.Put("k", "v").code(), absl::StatusCode::kUnimplemented);
-    EXPECT_EQ(generation.Get("k", absl::Seconds(1)).status().code(), absl::StatusCode::kUnimplemented);
+    EXPECT_EQ(generation.Get("k", absl::Seconds(1)).status().code(),
+              absl::StatusCode::kUnimplemented);
     EXPECT_EQ(generation.SharedMemory("m", 4096).status().code(), absl::StatusCode::kUnimplemented);
     return absl::AbortedError("a peer is gone");
   });

@@ -32,14 +32,15 @@ TEST(Wire, ReadsBackWhatItWrote) {
 }
 
 TEST(Wire, HasTheLayoutThatTheHeaderDraws) {
-  const std::string bytes = Encode({.kind = MessageKind::kPut, .generation = 2, .request = 3, .payload = "ab"});
+  const std::string bytes =
+      Encode({.kind = MessageKind::kPut, .generation = 2, .request = 3, .payload = "ab"});
   ASSERT_EQ(bytes.size(), 34u);
   EXPECT_EQ(bytes.substr(0, 4), "OTLW");
-  EXPECT_EQ(bytes[4], 1);    // version
-  EXPECT_EQ(bytes[6], 4);    // kind
-  EXPECT_EQ(bytes[8], 2);    // generation
-  EXPECT_EQ(bytes[16], 3);   // request
-  EXPECT_EQ(bytes[28], 2);   // payload bytes
+  EXPECT_EQ(bytes[4], 1);   // version
+  EXPECT_EQ(bytes[6], 4);   // kind
+  EXPECT_EQ(bytes[8], 2);   // generation
+  EXPECT_EQ(bytes[16], 3);  // request
+  EXPECT_EQ(bytes[28], 2);  // payload bytes
   EXPECT_EQ(bytes.substr(32), "ab");
 }
 
@@ -53,9 +54,11 @@ TEST(Wire, NamesBothVersionsOfAMismatch) {
 }
 
 TEST(Wire, RefusesACutOrPaddedMessageAtEveryByte) {
-  const std::string whole = Encode({.kind = MessageKind::kPut, .generation = 1, .request = 1, .payload = "payload"});
+  const std::string whole =
+      Encode({.kind = MessageKind::kPut, .generation = 1, .request = 1, .payload = "payload"});
   for (size_t size = 0; size < whole.size(); ++size) {
-    EXPECT_EQ(DecodeText(whole.substr(0, size)).status().code(), absl::StatusCode::kInvalidArgument) << size;
+    EXPECT_EQ(DecodeText(whole.substr(0, size)).status().code(), absl::StatusCode::kInvalidArgument)
+        << size;
   }
   EXPECT_EQ(DecodeText(whole + "x").status().code(), absl::StatusCode::kInvalidArgument);
 }
@@ -63,8 +66,10 @@ TEST(Wire, RefusesACutOrPaddedMessageAtEveryByte) {
 TEST(Wire, SurvivesNoise) {
   std::mt19937 random(1);
   for (int i = 0; i < 2000; ++i) {
-    std::string bytes = Encode({.kind = MessageKind::kGet, .payload = std::string(random() % 40, 'p')});
-    for (int flips = 0; flips < 4; ++flips) bytes[random() % bytes.size()] = static_cast<char>(random());
+    std::string bytes =
+        Encode({.kind = MessageKind::kGet, .payload = std::string(random() % 40, 'p')});
+    for (int flips = 0; flips < 4; ++flips)
+      bytes[random() % bytes.size()] = static_cast<char>(random());
     (void)DecodeText(bytes);
   }
 }
@@ -81,8 +86,13 @@ class Variables {
   }
 
  private:
-  static constexpr const char* kNames[] = {"RANK", "WORLD_SIZE", "LOCAL_RANK", "OUTLAST_SOCKET_FD", "OUTLAST_BLACKBOX_FD",
-                                           "OUTLAST_RUN_ID", "OUTLAST_INCARNATION"};
+  static constexpr const char* kNames[] = {"RANK",
+                                           "WORLD_SIZE",
+                                           "LOCAL_RANK",
+                                           "OUTLAST_SOCKET_FD",
+                                           "OUTLAST_BLACKBOX_FD",
+                                           "OUTLAST_RUN_ID",
+                                           "OUTLAST_INCARNATION"};
 };
 
 std::string EnvironmentError(std::vector<std::pair<const char*, const char*>> values) {
@@ -114,7 +124,8 @@ TEST(WorkerEnvironment, NamesTheVariableThatIsWrong) {
   EXPECT_THAT(EnvironmentError({{"RANK", "two"}, {"WORLD_SIZE", "4"}}), HasSubstr("RANK='two'"));
   EXPECT_THAT(EnvironmentError({{"RANK", "-1"}, {"WORLD_SIZE", "4"}}), HasSubstr("RANK='-1'"));
   EXPECT_THAT(EnvironmentError({{"RANK", "0"}, {"WORLD_SIZE", "0"}}), HasSubstr("WORLD_SIZE='0'"));
-  EXPECT_THAT(EnvironmentError({{"RANK", "4"}, {"WORLD_SIZE", "4"}}), HasSubstr("RANK=4 with WORLD_SIZE=4"));
+  EXPECT_THAT(EnvironmentError({{"RANK", "4"}, {"WORLD_SIZE", "4"}}),
+              HasSubstr("RANK=4 with WORLD_SIZE=4"));
   EXPECT_THAT(EnvironmentError({{"RANK", "0"}}), HasSubstr("RANK and WORLD_SIZE"));
   EXPECT_THAT(EnvironmentError({{"OUTLAST_SOCKET_FD", "7"}}), HasSubstr("OUTLAST_SOCKET_FD=7"));
   EXPECT_THAT(EnvironmentError({{"OUTLAST_RUN_ID", "xyz"}}), HasSubstr("OUTLAST_RUN_ID"));

@@ -40,9 +40,10 @@ struct LocalWorldResult {
   uint64_t refused = 0;     // Keeper::refused()
 };
 
-// A rank "dies" when its body returns an error (exit code 1), or by KillRank. Then what it holds of Outlast gives kCancelled
-// or kUnavailable, its abort callbacks run, and it is expected to return soon; its slot is refilled by a new thread. A rank
-// that does not return within 100 ms of a kill counts as dead nevertheless, and its thread is joined at the end.
+// A rank "dies" when its body returns an error (exit code 1), or by KillRank. Then what it holds of
+// Outlast gives kCancelled or kUnavailable, its abort callbacks run, and it is expected to return
+// soon; its slot is refilled by a new thread. A rank that does not return within 100 ms of a kill
+// counts as dead nevertheless, and its thread is joined at the end.
 class LocalWorld {
  public:
   // What a rank's program would do in main: usually outlast::Run::ForEachGeneration.
