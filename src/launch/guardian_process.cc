@@ -313,6 +313,7 @@ void GuardianProcess::TellEnd(int slot, Ward& ward) {
   if (read(ward.failure.get(), &failure, sizeof failure) == static_cast<ssize_t>(sizeof failure)) {
     error = fmt::format("{}: {}", failure.step, std::strerror(failure.error_number));
   }
+  ward.failure.Reset();
   Report(GuardianReportKind::kExited, slot, ward.incarnation, ward.code, ward.signal, error);
 }
 
