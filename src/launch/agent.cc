@@ -32,18 +32,19 @@ namespace {
 constexpr int kLastLines = 20;
 constexpr size_t kLastLinesBytes = 4 << 10;
 constexpr int kExitControlLost = 84;
-constexpr int kExitInternal = 1;
 constexpr absl::Duration kFinishLimit = absl::Seconds(10);
 
-std::string JobNameOf(const LaunchOptions& options) { return options.job_id.empty() ? "run" : options.job_id; }
+std::string JobNameOf(const LaunchOptions& options) {
+  return options.job_id.empty() ? "run" : options.job_id;
+}
 
 std::string NameOf(int signal) {
   const char* name = sigabbrev_np(signal);
   return name != nullptr ? fmt::format("SIG{}", name) : fmt::format("signal {}", signal);
 }
 
-// A job with many ranks needs more descriptors than the usual soft limit. Workers keep the limit that we were given: the
-// guardian was forked before.
+// A job with many ranks needs more descriptors than the usual soft limit. Workers keep the limit
+// that we were given: the guardian was forked before.
 void RaiseDescriptorLimit() {
   rlimit limit{};
   if (getrlimit(RLIMIT_NOFILE, &limit) != 0) return;
@@ -54,7 +55,11 @@ void RaiseDescriptorLimit() {
 class Agent final : public WorkerHost {
  public:
   Agent(const LaunchOptions& options, const Id128& run_id, Guardian& guardian, RunDir run_dir)
-      : options_(options), run_id_(run_id), guardian_(guardian), run_dir_(std::move(run_dir)), record_(run_dir_, options, run_id) {}
+      : options_(options),
+        run_id_(run_id),
+        guardian_(guardian),
+        run_dir_(std::move(run_dir)),
+        record_(run_dir_, options, run_id) {}
 
   absl::Status SetUp();
   // SetUp went well.
@@ -110,7 +115,8 @@ class Agent final : public WorkerHost {
   std::optional<std::pair<int, std::string>> end_;  // exit code and reason
 };
 
-// --- Life -------------------------------------------------------------------------------------------------------------
+// --- Life
+// -------------------------------------------------------------------------------------------------------------
 
 absl::Status Agent::SetUp() {
   RaiseDescriptorLimit();
@@ -131,7 +137,8 @@ int Agent::Run() {
   if (end_->first != 0 && end_->first != kExitRefused) services_->PersistLast();
   services_.reset();  // waits for a save that is being written
   ledger_->Finished(end_->first, end_->second);
-  if (!ledger_->error().ok()) console_->Say(fmt::format("outlast: the ledger has gaps: {}", MessageOf(ledger_->error())));
+  if (!ledger_->error().ok())
+    console_->Say(fmt::format("outlast: the ledger has gaps: {}", MessageOf(ledger_->error())));
   keeper_.reset();
   stacks_.reset();
   if (const absl::Status finished = guardian_.Finish(kFinishLimit); !finished.ok()) {
@@ -140,7 +147,8 @@ int Agent::Run() {
   if (const absl::Status written = record_.Finished(end_->first, end_->second); !written.ok()) {
     console_->Say(fmt::format("outlast: the report was not written: {}", MessageOf(written)));
   }
-  if (end_->first != 0) console_->Say(fmt::format("outlast: exit code {}: {}", end_->first, end_->second));
+  if (end_->first != 0)
+    console_->Say(fmt::format("outlast: exit code {}: {}", end_->first, end_->second));
   console_->Stop();
   return end_->first;
 }
@@ -157,11 +165,14 @@ void Agent::LoseControl() {
   loop_->Unwatch(guardian_.fd());
   if (end_.has_value()) return;
   const absl::Status ended = EndDescendants(kFinishLimit);
-  Finish(kExitControlLost, fmt::format("the guardian (process {}) was killed, and with it all workers{}", guardian_.pid(),
-                                       ended.ok() ? std::string() : fmt::format("; {}", MessageOf(ended))));
+  Finish(kExitControlLost,
+         fmt::format("the guardian (process {}) was killed, and with it all workers{}",
+                     guardian_.pid(),
+                     ended.ok() ? std::string() : fmt::format("; {}", MessageOf(ended))));
 }
 
-// --- Signals ----------------------------------------------------------------------------------------------------------
+// --- Signals
+// ----------------------------------------------------------------------------------------------------------
 
 absl::Status Agent::WatchSignals() {
   sigset_t wanted;
@@ -201,7 +212,8 @@ void Agent::CaptureStacks(const outlast::CaptureStacks& request, std::function<v
   std::vector<StackTarget> targets;
   for (const int slot : request.slots) {
     const auto worker = workers_.find(slot);
-    if (worker != workers_.end() && worker->second.pid > 0) targets.push_back({slot, worker->second.pid});
+    if (worker != workers_.end() && worker->second.pid > 0)
+      targets.push_back({slot, worker->second.pid});
   }
   const std::string folder = fmt::format("{}/stacks/{}", run_dir_.path(), ++stack_captures_);
   stacks_->Take(targets, folder, [this, folder, reason = request.reason, done = std::move(done)] {
@@ -211,22 +223,27 @@ void Agent::CaptureStacks(const outlast::CaptureStacks& request, std::function<v
   });
 }
 
-// --- Workers ----------------------------------------------------------------------------------------------------------
+// --- Workers
+// ----------------------------------------------------------------------------------------------------------
 
 Agent::Worker* Agent::Find(int slot, uint64_t incarnation) {
   const auto found = workers_.find(slot);
-  return found != workers_.end() && found->second.spawn.incarnation == incarnation ? &found->second : nullptr;
+  return found != workers_.end() && found->second.spawn.incarnation == incarnation ? &found->second
+                                                                                   : nullptr;
 }
 
 void Agent::Spawn(SpawnRequest request) {
-  if (const absl::Status spawned = TrySpawn(request); !spawned.ok()) SpawnFailed(request.worker, spawned);
+  if (const absl::Status spawned = TrySpawn(request); !spawned.ok())
+    SpawnFailed(request.worker, spawned);
 }
 
 absl::Status Agent::TrySpawn(SpawnRequest& request) {
   const SpawnWorker& worker = request.worker;
-  OUTLAST_ASSIGN_OR_RETURN(RunDir::LogFiles logs, run_dir_.OpenLogs(worker.generation, worker.slot));
+  OUTLAST_ASSIGN_OR_RETURN(RunDir::LogFiles logs,
+                           run_dir_.OpenLogs(worker.generation, worker.slot));
   const UniqueFd null(open("/dev/null", O_RDONLY | O_CLOEXEC));
-  WorkerPlace place{worker.slot, request.world, worker.incarnation, worker.attempt, options_.job.max_restarts};
+  WorkerPlace place{worker.slot, request.world, worker.incarnation, worker.attempt,
+                    options_.job.max_restarts};
   OUTLAST_ASSIGN_OR_RETURN(place.master_port, ports_.Of(worker.generation));
   place.job = JobNameOf(options_);
   place.run_id = run_id_.hex();
@@ -237,7 +254,8 @@ absl::Status Agent::TrySpawn(SpawnRequest& request) {
        .incarnation = worker.incarnation,
        .environment = EnvironmentOf(place),
        .standard = {gets_stdin ? STDIN_FILENO : null.get(), logs.output.get(), logs.error.get()},
-       .descriptors = {{"OUTLAST_SOCKET_FD", request.socket.get()}, {"OUTLAST_BLACKBOX_FD", request.black_box_fd}}}));
+       .descriptors = {{"OUTLAST_SOCKET_FD", request.socket.get()},
+                       {"OUTLAST_BLACKBOX_FD", request.black_box_fd}}}));
   const std::string prefix = fmt::format("[{}] ", worker.slot);
   console_->Follow(worker.incarnation, logs.output_path, prefix, Console::Stream::kOutput);
   console_->Follow(worker.incarnation, logs.error_path, prefix, Console::Stream::kError);
@@ -246,8 +264,11 @@ absl::Status Agent::TrySpawn(SpawnRequest& request) {
 }
 
 void Agent::SpawnFailed(const SpawnWorker& worker, const absl::Status& why) {
-  console_->Say(fmt::format("outlast: rank {} could not be started: {}", worker.slot, MessageOf(why)));
-  if (!any_ran_) keeper_->Dispatch(RootRefused{fmt::format("rank {} could not be started: {}", worker.slot, MessageOf(why))});
+  console_->Say(
+      fmt::format("outlast: rank {} could not be started: {}", worker.slot, MessageOf(why)));
+  if (!any_ran_)
+    keeper_->Dispatch(
+        RootRefused{fmt::format("rank {} could not be started: {}", worker.slot, MessageOf(why))});
   keeper_->OnWorkerEnded(worker.slot, worker.incarnation, {.code = 127});
 }
 
@@ -255,8 +276,9 @@ void Agent::Kill(const KillWorker& kill) {
   Worker* worker = Find(kill.slot, kill.incarnation);
   if (worker == nullptr) return;
   worker->signalled = true;  // before it is sent: whatever it causes comes later
-  const absl::Status sent = kill.how == KillHow::kTerm ? guardian_.Terminate(kill.slot, kill.incarnation)
-                                                       : guardian_.Kill(kill.slot, kill.incarnation);
+  const absl::Status sent = kill.how == KillHow::kTerm
+                                ? guardian_.Terminate(kill.slot, kill.incarnation)
+                                : guardian_.Kill(kill.slot, kill.incarnation);
   if (!sent.ok()) console_->Say(fmt::format("outlast: rank {}: {}", kill.slot, MessageOf(sent)));
 }
 
@@ -288,17 +310,21 @@ void Agent::On(const WorkerExited& exited) {
   record_.Ended(exited.slot, exited.incarnation, end, exited.error);
   ledger_->Ended(exited.slot, std::exchange(worker->pid, 0), worker->spawn.generation, end);
   if (!exited.error.empty()) {
-    return SpawnFailed(SpawnWorker(worker->spawn), MakeStatus(absl::StatusCode::kUnavailable, exited.error));
+    return SpawnFailed(SpawnWorker(worker->spawn),
+                       MakeStatus(absl::StatusCode::kUnavailable, exited.error));
   }
   any_ran_ = true;
   keeper_->OnWorkerEnded(exited.slot, exited.incarnation, end);
 }
 
 void Agent::On(const TreeStuck& stuck) {
-  console_->Say(fmt::format("outlast: rank {}: process {} does not end after SIGKILL (uninterruptible sleep)", stuck.slot, stuck.pid));
+  console_->Say(
+      fmt::format("outlast: rank {}: process {} does not end after SIGKILL (uninterruptible sleep)",
+                  stuck.slot, stuck.pid));
 }
 
-// --- What the keeper tells --------------------------------------------------------------------------------------------
+// --- What the keeper tells
+// --------------------------------------------------------------------------------------------
 
 void Agent::OnFault(const RecordFault& record) {
   const FaultRecord& fault = record.fault;
@@ -307,8 +333,9 @@ void Agent::OnFault(const RecordFault& record) {
   services_->Faulted(fault);
   ledger_->Faulted(fault, services_->LastProgressOf(fault));
   const std::string weight = fault.victim ? "after a peer" : BudgetText(record);
-  console_->Say(fmt::format("outlast: {} ({}, {}) in generation {}, found by {}", fault.detail, FaultClassName(fault.fault_class), weight,
-                            fault.generation, fault.found_by));
+  console_->Say(fmt::format("outlast: {} ({}, {}) in generation {}, found by {}", fault.detail,
+                            FaultClassName(fault.fault_class), weight, fault.generation,
+                            fault.found_by));
 }
 
 void Agent::OnCommit(const CommitGeneration& commit) {
@@ -321,16 +348,18 @@ void Agent::OnCommit(const CommitGeneration& commit) {
 }  // namespace
 
 int RunAgent(const LaunchOptions& options, const Id128& run_id, Guardian& guardian) {
-  auto run_dir = RunDir::Create(options.run_dir, JobNameOf(options), Clock::Real().WallTime(), run_id);
+  auto run_dir =
+      RunDir::Create(options.run_dir, JobNameOf(options), Clock::Real().WallTime(), run_id);
   if (!run_dir.ok()) {
-    fmt::print(stderr, "outlast: --run-dir '{}': {}; a writable folder wanted\n", options.run_dir, MessageOf(run_dir.status()));
+    fmt::print(stderr, "outlast: --run-dir '{}': {}; a writable folder wanted\n", options.run_dir,
+               MessageOf(run_dir.status()));
     return kExitRefused;
   }
   fmt::print(stderr, "outlast: RUN_DIR {}\n", run_dir->path());
   Agent agent(options, run_id, guardian, std::move(*run_dir));
   if (const absl::Status started = agent.SetUp(); !started.ok()) {
     fmt::print(stderr, "outlast: the job could not be started: {}\n", MessageOf(started));
-    return kExitInternal;
+    return kExitRefused;
   }
   return agent.Run();
 }

@@ -7,8 +7,8 @@
 
 namespace outlast {
 
-// Runs the job to its end and returns the exit code (outlast/elastic/exit_code.h). One line on standard error says why
-// it is not 0. `guardian` was forked before this process had other threads.
+// Runs the job to its end and returns the exit code (outlast/elastic/exit_code.h). One line on
+// standard error says why it is not 0. `guardian` was forked before this process had other threads.
 int RunAgent(const LaunchOptions& options, const Id128& run_id, Guardian& guardian);
 
 }  // namespace outlast

@@ -25,23 +25,27 @@ constexpr size_t kMaxSaidBytes = 1 << 20;
 constexpr size_t kMaxRetired = 64;
 
 bool AreOneFile(int a, int b) {
-  struct stat first{}, second{};
-  return fstat(a, &first) == 0 && fstat(b, &second) == 0 && first.st_dev == second.st_dev && first.st_ino == second.st_ino;
+  struct stat first {
+  }, second{};
+  return fstat(a, &first) == 0 && fstat(b, &second) == 0 && first.st_dev == second.st_dev &&
+         first.st_ino == second.st_ino;
 }
 
 }  // namespace
 
-// --- ConsoleSink ------------------------------------------------------------------------------------------------------
+// --- ConsoleSink
+// ------------------------------------------------------------------------------------------------------
 
 ConsoleSink::ConsoleSink(int fd) : fd_(fd) {
-  struct stat info{};
+  struct stat info {};
   if (fstat(fd, &info) != 0) {
     dead_ = true;  // closed by whoever started us
     return;
   }
   is_socket_ = S_ISSOCK(info.st_mode);
   if (!S_ISFIFO(info.st_mode) && !S_ISCHR(info.st_mode)) return;
-  own_ = UniqueFd(open(fmt::format("/proc/self/fd/{}", fd).c_str(), O_WRONLY | O_NONBLOCK | O_CLOEXEC | O_NOCTTY));
+  own_ = UniqueFd(open(fmt::format("/proc/self/fd/{}", fd).c_str(),
+                       O_WRONLY | O_NONBLOCK | O_CLOEXEC | O_NOCTTY));
   may_block_ = !own_.is_open();
   if (own_.is_open()) fd_ = own_.get();
 }
@@ -76,10 +80,11 @@ size_t ConsoleSink::Flush() {
   return done;
 }
 
-// --- LineFollower -----------------------------------------------------------------------------------------------------
+// --- LineFollower
+// -----------------------------------------------------------------------------------------------------
 
 int64_t LineFollower::Size() const {
-  struct stat info{};
+  struct stat info {};
   return fstat(file_.get(), &info) == 0 ? info.st_size : 0;
 }
 
@@ -93,7 +98,9 @@ std::string_view LineFollower::Read(int64_t offset) {
 }
 
 void LineFollower::SkipIfFarBehind(int64_t size) {
-  if (is_inside_line() || size - start_ <= kMaxLagBytes + kMaxLineBytes * (scanned_ > start_ ? 1 : 0)) return;
+  if (is_inside_line() ||
+      size - start_ <= kMaxLagBytes + kMaxLineBytes * (scanned_ > start_ ? 1 : 0))
+    return;
   const int64_t target = size - kMaxLagBytes / 2;
   dropped_ += static_cast<uint64_t>(target - start_);
   start_ = scanned_ = target;
@@ -190,14 +197,17 @@ bool LineFollower::Copy(ConsoleSink& sink) {
   return false;
 }
 
-// --- Console ----------------------------------------------------------------------------------------------------------
+// --- Console
+// ----------------------------------------------------------------------------------------------------------
 
 absl::StatusOr<std::unique_ptr<Console>> Console::Start(int output_fd, int error_fd) {
   signal(SIGPIPE, SIG_IGN);  // `| head -1` must end neither us nor the job
   UniqueFd wake(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK));
   if (!wake.is_open()) return ErrnoStatus(errno, "create an eventfd");
-  UniqueFd inotify(inotify_init1(IN_CLOEXEC | IN_NONBLOCK));  // refused (too many users): copies come at the end only
-  std::unique_ptr<Console> console(new Console(std::move(inotify), std::move(wake), output_fd, error_fd));
+  UniqueFd inotify(inotify_init1(
+      IN_CLOEXEC | IN_NONBLOCK));  // refused (too many users): copies come at the end only
+  std::unique_ptr<Console> console(
+      new Console(std::move(inotify), std::move(wake), output_fd, error_fd));
   console->thread_ = std::thread([self = console.get()] {
     pthread_setname_np(pthread_self(), "console");
     self->Loop();
@@ -209,7 +219,8 @@ Console::Console(UniqueFd inotify, UniqueFd wake, int output_fd, int error_fd)
     : inotify_(std::move(inotify)),
       wake_(std::move(wake)),
       output_(output_fd),
-      own_error_(AreOneFile(output_fd, error_fd) ? nullptr : std::make_unique<ConsoleSink>(error_fd)),
+      own_error_(AreOneFile(output_fd, error_fd) ? nullptr
+                                                 : std::make_unique<ConsoleSink>(error_fd)),
       error_(own_error_ != nullptr ? *own_error_ : output_) {}
 
 Console::~Console() { Stop(); }
@@ -228,10 +239,12 @@ void Console::Follow(uint64_t key, const std::string& path, std::string prefix, 
     UniqueFd file(open(path.c_str(), O_RDONLY | O_CLOEXEC));
     ConsoleSink* sink = stream == Stream::kOutput ? &output_ : &error_;
     if (!file.is_open()) {
-      own_lines_ += fmt::format("outlast: {}: cannot be followed: {}\n", path, ErrnoStatus(errno, "open").ToString());
+      own_lines_ += fmt::format("outlast: {}: cannot be followed: {}\n", path,
+                                ErrnoStatus(errno, "open").ToString());
       return;
     }
-    const int watch = inotify_.is_open() ? inotify_add_watch(inotify_.get(), path.c_str(), IN_MODIFY) : -1;
+    const int watch =
+        inotify_.is_open() ? inotify_add_watch(inotify_.get(), path.c_str(), IN_MODIFY) : -1;
     files_.push_back({key, path, LineFollower(std::move(file), prefix), sink, watch});
   });
 }
@@ -306,8 +319,8 @@ void Console::TakeChanges() {
 
 void Console::Close(std::list<File>::iterator file) {
   if (file->lines.dropped_bytes() > 0 && !error_.is_dead()) {
-    own_lines_ += fmt::format("outlast: {} bytes of {} were not shown here; the file has them\n", file->lines.dropped_bytes(),
-                              file->path);
+    own_lines_ += fmt::format("outlast: {} bytes of {} were not shown here; the file has them\n",
+                              file->lines.dropped_bytes(), file->path);
   }
   if (file->watch >= 0) inotify_rm_watch(inotify_.get(), file->watch);
   files_.erase(file);

@@ -1,12 +1,15 @@
-// Copies of what workers write, on the launcher's own standard output and error, and the launcher's own lines.
+// Copies of what workers write, on the launcher's own standard output and error, and the launcher's
+// own lines.
 //
-// Workers write straight to files; a thread follows the files (inotify, no polling) and copies whole lines, each behind
-// its prefix "[<rank>] ". The files are the buffer, so memory is bounded: a reader that falls more than kMaxLagBytes
-// behind skips ahead to a line's start, and a line says how many bytes were not shown. Nothing here can block or end a
-// worker or the agent: a console that is slow, stopped or closed only loses its copies.
+// Workers write straight to files; a thread follows the files (inotify, no polling) and copies
+// whole lines, each behind its prefix "[<rank>] ". The files are the buffer, so memory is bounded:
+// a reader that falls more than kMaxLagBytes behind skips ahead to a line's start, and a line says
+// how many bytes were not shown. Nothing here can block or end a worker or the agent: a console
+// that is slow, stopped or closed only loses its copies.
 //
-// Bytes are passed on as they are: broken UTF-8, NUL, colours. A line ends at \n, \r\n, or a bare \r (a progress bar;
-// it stays a \r). A last line without an end gets \n. A line is shown once it is whole; one over kMaxLineBytes is cut.
+// Bytes are passed on as they are: broken UTF-8, NUL, colours. A line ends at \n, \r\n, or a bare
+// \r (a progress bar; it stays a \r). A last line without an end gets \n. A line is shown once it
+// is whole; one over kMaxLineBytes is cut.
 #pragma once
 
 #include <cstdint>
@@ -25,8 +28,8 @@
 
 namespace outlast {
 
-// Where lines go: a descriptor that is never waited on. A pipe or terminal is opened anew without blocking, so that the
-// flag does not reach the processes that share it.
+// Where lines go: a descriptor that is never waited on. A pipe or terminal is opened anew without
+// blocking, so that the flag does not reach the processes that share it.
 class ConsoleSink {
  public:
   static constexpr size_t kMaxPendingBytes = 256 << 10;
@@ -62,11 +65,13 @@ class LineFollower {
   static constexpr int64_t kMaxLineBytes = 4 << 20;
   static constexpr int64_t kMaxLagBytes = 8 << 20;
 
-  LineFollower(UniqueFd file, std::string prefix) : file_(std::move(file)), prefix_(std::move(prefix)) {}
+  LineFollower(UniqueFd file, std::string prefix)
+      : file_(std::move(file)), prefix_(std::move(prefix)) {}
 
   // Appends whole lines to `sink` while it has room. True: there may be more to copy now.
   bool Copy(ConsoleSink& sink);
-  // No more will be written: the last line counts as whole. Once Copy has returned false, it is done.
+  // No more will be written: the last line counts as whole. Once Copy has returned false, it is
+  // done.
   void SetFinal() { final_ = true; }
   bool is_done() const { return done_; }
   // True between the parts of a long line: nothing else may go to the sink.
@@ -109,7 +114,8 @@ class Console {
   // One line of our own on standard error.
   void Say(std::string_view line);
 
-  // Shows what is left, as long as it goes on: gives up after `stall` without a byte written. May be called twice.
+  // Shows what is left, as long as it goes on: gives up after `stall` without a byte written. May
+  // be called twice.
   void Stop(absl::Duration stall = absl::Seconds(2));
 
  private:

@@ -17,9 +17,11 @@
 namespace outlast {
 
 absl::StatusOr<std::unique_ptr<Guardian>> Guardian::Fork(const GuardianCommand& command) {
-  if (prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0) != 0) return ErrnoStatus(errno, "become a subreaper");
+  if (prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0) != 0)
+    return ErrnoStatus(errno, "become a subreaper");
   OUTLAST_ASSIGN_OR_RETURN(auto ends, Channel::MakePair());
-  // Blocked from its first instruction: a Ctrl-C between fork and the guardian's own set-up must not end it.
+  // Blocked from its first instruction: a Ctrl-C between fork and the guardian's own set-up must
+  // not end it.
   sigset_t all, before;
   sigfillset(&all);
   sigprocmask(SIG_SETMASK, &all, &before);
@@ -39,7 +41,9 @@ Guardian::~Guardian() { Finish(absl::Seconds(10)).IgnoreError(); }
 
 absl::Status Guardian::Spawn(const WorkerSpec& spec) {
   PayloadWriter order;
-  order.Int(static_cast<uint8_t>(GuardianOrder::kSpawn)).Int<int32_t>(spec.slot).Int<uint64_t>(spec.incarnation);
+  order.Int(static_cast<uint8_t>(GuardianOrder::kSpawn))
+      .Int<int32_t>(spec.slot)
+      .Int<uint64_t>(spec.incarnation);
   order.Int(static_cast<uint32_t>(spec.environment.size()));
   for (const std::string& variable : spec.environment) order.Text(variable);
   order.Int(static_cast<uint32_t>(spec.descriptors.size()));
@@ -52,7 +56,12 @@ absl::Status Guardian::Spawn(const WorkerSpec& spec) {
 }
 
 absl::Status Guardian::Order(uint8_t kind, int slot, uint64_t incarnation, int signal) {
-  return channel_.Send(PayloadWriter().Int(kind).Int<int32_t>(slot).Int<uint64_t>(incarnation).Int<int32_t>(signal).bytes());
+  return channel_.Send(PayloadWriter()
+                           .Int(kind)
+                           .Int<int32_t>(slot)
+                           .Int<uint64_t>(incarnation)
+                           .Int<int32_t>(signal)
+                           .bytes());
 }
 
 absl::Status Guardian::Forward(int slot, uint64_t incarnation, int signal) {
@@ -80,7 +89,8 @@ absl::StatusOr<std::optional<GuardianReport>> Guardian::Receive() {
   switch (kind) {
     case GuardianReportKind::kStarted:
       if (packet->fds.empty()) break;
-      return std::optional<GuardianReport>(WorkerStarted{slot, incarnation, value, std::move(packet->fds[0])});
+      return std::optional<GuardianReport>(
+          WorkerStarted{slot, incarnation, value, std::move(packet->fds[0])});
     case GuardianReportKind::kExited:
       return std::optional<GuardianReport>(WorkerExited{slot, incarnation, value, signal, error});
     case GuardianReportKind::kGone:
@@ -88,7 +98,8 @@ absl::StatusOr<std::optional<GuardianReport>> Guardian::Receive() {
     case GuardianReportKind::kStuck:
       return std::optional<GuardianReport>(TreeStuck{slot, incarnation, value});
   }
-  return Error(absl::StatusCode::kInternal, "report {} of the guardian: unknown", static_cast<int>(kind));
+  return Error(absl::StatusCode::kInternal, "report {} of the guardian: unknown",
+               static_cast<int>(kind));
 }
 
 absl::Status Guardian::Finish(absl::Duration limit) {
@@ -105,7 +116,8 @@ absl::Status Guardian::Finish(absl::Duration limit) {
       ready = poll(&ended, 1, left > 0 ? static_cast<int>(left) : 0);
     } while (ready < 0 && errno == EINTR);
     if (ready == 0) {
-      return Error(absl::StatusCode::kDeadlineExceeded, "guardian {}: its workers did not end within {} s", pid_,
+      return Error(absl::StatusCode::kDeadlineExceeded,
+                   "guardian {}: its workers did not end within {} s", pid_,
                    absl::ToDoubleSeconds(limit));
     }
   }

@@ -1,18 +1,21 @@
-// The guardian: a small single-threaded process that the agent forks before anything else. It is the parent and the
-// subreaper of all workers, so no process of theirs can hide from it, and it outlives a killed agent long enough to end
-// them all.
+// The guardian: a small single-threaded process that the agent forks before anything else. It is
+// the parent and the subreaper of all workers, so no process of theirs can hide from it, and it
+// outlives a killed agent long enough to end them all.
 //
-//   agent ── Spawn, Forward, Terminate, Kill, Finish ──> guardian ── fork, exec ──> workers, in groups of their own
+//   agent ── Spawn, Forward, Terminate, Kill, Finish ──> guardian ── fork, exec ──> workers, in
+//   groups of their own
 //         <── Started (pid, pidfd), Ended, Gone, Stuck ──
 //
-// A slot's *tree* is what its process group, its session, its environment tag (OUTLAST_SLOT_TAG) or its parent chain
-// names. When a worker ends by itself, what is left of its tree is killed at once; when it was asked to end (Forward of a
-// signal, Terminate), its helpers get the same time as the worker, and the end is told when all are gone.
-// Nothing is spawned while a tree is being killed: a new process never meets one of the old.
+// A slot's *tree* is what its process group, its session, its environment tag (OUTLAST_SLOT_TAG) or
+// its parent chain names. When a worker ends by itself, what is left of its tree is killed at once;
+// when it was asked to end (Forward of a signal, Terminate), its helpers get the same time as the
+// worker, and the end is told when all are gone. Nothing is spawned while a tree is being killed: a
+// new process never meets one of the old.
 //
-// If the agent dies, the guardian kills everything below it within a second: helpers too that changed session, forked
-// twice and cleared their environment. If the guardian is killed, workers die by PR_SET_PDEATHSIG, and the agent, a
-// subreaper as well, inherits and ends the rest (EndDescendants).
+// If the agent dies, the guardian kills everything below it within a second: helpers too that
+// changed session, forked twice and cleared their environment. If the guardian is killed, workers
+// die by PR_SET_PDEATHSIG, and the agent, a subreaper as well, inherits and ends the rest
+// (EndDescendants).
 #pragma once
 
 #include <signal.h>
@@ -35,13 +38,13 @@
 
 namespace outlast {
 
-// What all workers have in common. They also inherit the environment, the working directory, the signal dispositions and
-// the open descriptors that the caller of Guardian::Fork had.
+// What all workers have in common. They also inherit the environment, the working directory, the
+// signal dispositions and the open descriptors that the caller of Guardian::Fork had.
 struct GuardianCommand {
   std::string program;                 // a path
   std::vector<std::string> arguments;  // argument 0 too
   std::string run_id;
-  sigset_t signal_mask = {};           // the workers'
+  sigset_t signal_mask = {};  // the workers'
 };
 
 struct WorkerSpec {
@@ -49,7 +52,8 @@ struct WorkerSpec {
   uint64_t incarnation = 1;
   std::vector<std::string> environment;  // NAME=value, in addition or instead
   std::array<int, 3> standard{};         // borrowed: standard input, output and error
-  // Borrowed; each gets a number in the worker that is put into the environment variable of that name.
+  // Borrowed; each gets a number in the worker that is put into the environment variable of that
+  // name.
   std::vector<std::pair<std::string, int>> descriptors;
 };
 
@@ -62,7 +66,7 @@ struct WorkerStarted {
 struct WorkerExited {
   int slot;
   uint64_t incarnation;
-  int code = 0;    // meaningful when signal is 0
+  int code = 0;  // meaningful when signal is 0
   int signal = 0;
   std::string error;  // not empty: no program was ever run, and why
 };
@@ -93,7 +97,8 @@ class Guardian {
 
   // Orders; they return at once. kUnavailable: the guardian is gone.
   absl::Status Spawn(const WorkerSpec& spec);
-  // To the worker if it has a handler for `signal`; else to each process of its tree, as SIGTERM where it has none.
+  // To the worker if it has a handler for `signal`; else to each process of its tree, as SIGTERM
+  // where it has none.
   absl::Status Forward(int slot, uint64_t incarnation, int signal);
   absl::Status Terminate(int slot, uint64_t incarnation);  // SIGTERM to the whole tree
   absl::Status Kill(int slot, uint64_t incarnation);       // SIGKILL, until the tree is gone
@@ -101,7 +106,8 @@ class Guardian {
   // The next report; blocks. nullopt: the guardian is gone.
   absl::StatusOr<std::optional<GuardianReport>> Receive();
 
-  // Kills what is left and waits until the guardian has ended. kDeadlineExceeded: something does not end.
+  // Kills what is left and waits until the guardian has ended. kDeadlineExceeded: something does
+  // not end.
   absl::Status Finish(absl::Duration limit);
 
  private:

@@ -26,7 +26,8 @@ namespace {
 
 constexpr char kTagVariable[] = "OUTLAST_SLOT_TAG";
 constexpr int64_t kStuckAfterNanos = 5'000'000'000;
-// A safety net only: ends are told by SIGCHLD. It catches a helper that was forked between a look and its parent's kill.
+// A safety net only: ends are told by SIGCHLD. It catches a helper that was forked between a look
+// and its parent's kill.
 constexpr int kLookAgainMillis = 5;
 constexpr absl::Duration kEndAllLimit = absl::Seconds(10);
 
@@ -57,19 +58,20 @@ struct Ward {
   uint64_t incarnation = 0;
   pid_t pid = 0;
   std::string tag;
-  UniqueFd failure;            // the reading end of the exec pipe
-  bool asked_to_end = false;   // by a signal that a trainer may answer in its own time
+  UniqueFd failure;           // the reading end of the exec pipe
+  bool asked_to_end = false;  // by a signal that a trainer may answer in its own time
   bool killing = false;
   bool stuck_told = false;
   int64_t killing_since = 0;
-  bool ended = false;          // a zombie that keeps its pid ours until the tree is gone
+  bool ended = false;  // a zombie that keeps its pid ours until the tree is gone
   bool end_told = false;
   int code = 0, signal = 0;
 };
 
 class GuardianProcess {
  public:
-  GuardianProcess(const GuardianCommand& command, Channel agent) : command_(command), agent_(std::move(agent)), self_(getpid()) {}
+  GuardianProcess(const GuardianCommand& command, Channel agent)
+      : command_(command), agent_(std::move(agent)), self_(getpid()) {}
 
   bool SetUp();
   void Serve();
@@ -79,7 +81,8 @@ class GuardianProcess {
   void TakeBirth(PayloadReader& order, int slot, uint64_t incarnation, std::vector<UniqueFd> fds);
   void Deliver(Birth birth);
   [[noreturn]] void BecomeWorker(const Birth& birth, const std::string& tag, int failure_pipe);
-  std::vector<std::string> EnvironmentFor(const Birth& birth, const std::string& tag, int failure_pipe);
+  std::vector<std::string> EnvironmentFor(const Birth& birth, const std::string& tag,
+                                          int failure_pipe);
 
   void Forward(Ward& ward, int signal);
   void SignalTree(const Ward& ward, int signal);
@@ -94,12 +97,13 @@ class GuardianProcess {
 
   // The slot's living processes and zombies but for its worker's own, parents first.
   std::vector<ProcessInfo> TreeOf(const Ward& ward, bool with_worker) const;
-  void Report(GuardianReportKind kind, int slot, uint64_t incarnation, int value, int signal, std::string_view error = {}, int fd = -1);
+  void Report(GuardianReportKind kind, int slot, uint64_t incarnation, int value, int signal,
+              std::string_view error = {}, int fd = -1);
 
   const GuardianCommand& command_;
   Channel agent_;
   const pid_t self_;
-  UniqueFd child_ended_;  // a signalfd
+  UniqueFd child_ended_;       // a signalfd
   std::map<int, Ward> wards_;  // by slot
   std::deque<Birth> births_;   // wait until no tree is being killed
 };
@@ -134,7 +138,8 @@ void GuardianProcess::Serve() {
   }
 }
 
-// --- Orders -----------------------------------------------------------------------------------------------------------
+// --- Orders
+// -----------------------------------------------------------------------------------------------------------
 
 bool GuardianProcess::TakeOrder() {
   auto packet = agent_.Receive();
@@ -196,12 +201,16 @@ void GuardianProcess::BeginKill(Ward& ward) {
   SignalTree(ward, SIGKILL);
 }
 
-// --- Birth ------------------------------------------------------------------------------------------------------------
+// --- Birth
+// ------------------------------------------------------------------------------------------------------------
 
-void GuardianProcess::TakeBirth(PayloadReader& order, int slot, uint64_t incarnation, std::vector<UniqueFd> fds) {
+void GuardianProcess::TakeBirth(PayloadReader& order, int slot, uint64_t incarnation,
+                                std::vector<UniqueFd> fds) {
   Birth birth{slot, incarnation, {}, {}, std::move(fds)};
-  for (uint32_t left = order.Int<uint32_t>(); left > 0 && order.ok(); --left) birth.environment.emplace_back(order.Text());
-  for (uint32_t left = order.Int<uint32_t>(); left > 0 && order.ok(); --left) birth.variables.emplace_back(order.Text());
+  for (uint32_t left = order.Int<uint32_t>(); left > 0 && order.ok(); --left)
+    birth.environment.emplace_back(order.Text());
+  for (uint32_t left = order.Int<uint32_t>(); left > 0 && order.ok(); --left)
+    birth.variables.emplace_back(order.Text());
   births_.push_back(std::move(birth));
 }
 
@@ -211,7 +220,8 @@ void GuardianProcess::Deliver(Birth birth) {
   ward.tag = fmt::format("{}.{}.{}", command_.run_id, birth.slot, birth.incarnation);
   int ends[2];
   if (pipe2(ends, O_CLOEXEC | O_NONBLOCK) != 0) {
-    Report(GuardianReportKind::kExited, birth.slot, birth.incarnation, 127, 0, fmt::format("make a pipe: {}", std::strerror(errno)));
+    Report(GuardianReportKind::kExited, birth.slot, birth.incarnation, 127, 0,
+           fmt::format("make a pipe: {}", std::strerror(errno)));
     Report(GuardianReportKind::kGone, birth.slot, birth.incarnation, 0, 0);
     return;
   }
@@ -220,13 +230,16 @@ void GuardianProcess::Deliver(Birth birth) {
   ward.pid = fork();
   if (ward.pid == 0) BecomeWorker(birth, ward.tag, write_end.get());
   if (ward.pid < 0) {
-    Report(GuardianReportKind::kExited, birth.slot, birth.incarnation, 127, 0, fmt::format("fork: {}", std::strerror(errno)));
+    Report(GuardianReportKind::kExited, birth.slot, birth.incarnation, 127, 0,
+           fmt::format("fork: {}", std::strerror(errno)));
     Report(GuardianReportKind::kGone, birth.slot, birth.incarnation, 0, 0);
     return;
   }
-  setpgid(ward.pid, ward.pid);  // the child does so too: whoever comes first, no signal can miss the group
+  setpgid(ward.pid,
+          ward.pid);  // the child does so too: whoever comes first, no signal can miss the group
   const absl::StatusOr<UniqueFd> pidfd = OpenPidFd(ward.pid);
-  Report(GuardianReportKind::kStarted, birth.slot, birth.incarnation, ward.pid, 0, {}, pidfd.ok() ? pidfd->get() : -1);
+  Report(GuardianReportKind::kStarted, birth.slot, birth.incarnation, ward.pid, 0, {},
+         pidfd.ok() ? pidfd->get() : -1);
   wards_[birth.slot] = std::move(ward);
 }
 
@@ -235,12 +248,15 @@ void GuardianProcess::BecomeWorker(const Birth& birth, const std::string& tag, i
   prctl(PR_SET_PDEATHSIG, SIGKILL);
   if (getppid() != self_) _exit(127);  // the guardian died before the line above
   for (int fd = 0; fd < 3; ++fd) {
-    if (dup2(birth.fds[static_cast<size_t>(fd)].get(), fd) < 0) FailChild(failure_pipe, "set up standard files");
+    if (dup2(birth.fds[static_cast<size_t>(fd)].get(), fd) < 0)
+      FailChild(failure_pipe, "set up standard files");
   }
   const std::vector<std::string> environment = EnvironmentFor(birth, tag, failure_pipe);
   std::vector<char*> variables, arguments;
-  for (const std::string& variable : environment) variables.push_back(const_cast<char*>(variable.c_str()));
-  for (const std::string& argument : command_.arguments) arguments.push_back(const_cast<char*>(argument.c_str()));
+  for (const std::string& variable : environment)
+    variables.push_back(const_cast<char*>(variable.c_str()));
+  for (const std::string& argument : command_.arguments)
+    arguments.push_back(const_cast<char*>(argument.c_str()));
   variables.push_back(nullptr);
   arguments.push_back(nullptr);
   sigprocmask(SIG_SETMASK, &command_.signal_mask, nullptr);
@@ -248,12 +264,14 @@ void GuardianProcess::BecomeWorker(const Birth& birth, const std::string& tag, i
   FailChild(failure_pipe, "run the command");
 }
 
-std::vector<std::string> GuardianProcess::EnvironmentFor(const Birth& birth, const std::string& tag, int failure_pipe) {
+std::vector<std::string> GuardianProcess::EnvironmentFor(const Birth& birth, const std::string& tag,
+                                                         int failure_pipe) {
   // The tag comes first: it is found also in a very large environment.
   std::vector<std::string> wanted = {std::string(kTagVariable) + "=" + tag};
   wanted.insert(wanted.end(), birth.environment.begin(), birth.environment.end());
   for (size_t i = 0; i < birth.variables.size(); ++i) {
-    const int fd = fcntl(birth.fds[i + 3].get(), F_DUPFD, 3);  // not close-on-exec; numbers that the user handed down stay his
+    const int fd = fcntl(birth.fds[i + 3].get(), F_DUPFD,
+                         3);  // not close-on-exec; numbers that the user handed down stay his
     if (fd < 0) FailChild(failure_pipe, "hand down descriptors");
     wanted.push_back(birth.variables[i] + "=" + std::to_string(fd));
   }
@@ -266,7 +284,8 @@ std::vector<std::string> GuardianProcess::EnvironmentFor(const Birth& birth, con
   return wanted;
 }
 
-// --- Death ------------------------------------------------------------------------------------------------------------
+// --- Death
+// ------------------------------------------------------------------------------------------------------------
 
 void GuardianProcess::Reap() {
   for (const pid_t pid : ChildrenOf(self_)) {
@@ -275,9 +294,12 @@ void GuardianProcess::Reap() {
       if (candidate.pid == pid) ward = &candidate;
     }
     siginfo_t info{};
-    // A worker's zombie stays until its tree is gone: so long nobody else can get its pid, or its process group.
+    // A worker's zombie stays until its tree is gone: so long nobody else can get its pid, or its
+    // process group.
     const int flags = WEXITED | WNOHANG | (ward != nullptr ? WNOWAIT : 0);
-    if ((ward != nullptr && ward->ended) || waitid(P_PID, static_cast<id_t>(pid), &info, flags) != 0 || info.si_pid == 0) continue;
+    if ((ward != nullptr && ward->ended) ||
+        waitid(P_PID, static_cast<id_t>(pid), &info, flags) != 0 || info.si_pid == 0)
+      continue;
     if (ward == nullptr) continue;
     ward->ended = true;
     (info.si_code == CLD_EXITED ? ward->code : ward->signal) = info.si_status;
@@ -291,6 +313,7 @@ void GuardianProcess::TellEnd(int slot, Ward& ward) {
   if (read(ward.failure.get(), &failure, sizeof failure) == static_cast<ssize_t>(sizeof failure)) {
     error = fmt::format("{}: {}", failure.step, std::strerror(failure.error_number));
   }
+  ward.failure.Reset();
   Report(GuardianReportKind::kExited, slot, ward.incarnation, ward.code, ward.signal, error);
 }
 
@@ -305,7 +328,8 @@ bool GuardianProcess::is_killing() const {
 bool GuardianProcess::SettleWard(int slot, Ward& ward) {
   if (!ward.ended && !ward.killing) return false;
   if (ward.ended && !ward.asked_to_end) TellEnd(slot, ward);
-  // `ended` was known before this look: what the worker left behind had come to us by then and cannot be missed.
+  // `ended` was known before this look: what the worker left behind had come to us by then and
+  // cannot be missed.
   const std::vector<ProcessInfo> tree = TreeOf(ward, /*with_worker=*/false);
   if (ward.ended && tree.empty()) {
     waitid(P_PID, static_cast<id_t>(ward.pid), nullptr, WEXITED | WNOHANG);
@@ -323,18 +347,21 @@ bool GuardianProcess::SettleWard(int slot, Ward& ward) {
   }
   if (!ward.stuck_told && MonotonicNanos() - ward.killing_since > kStuckAfterNanos) {
     ward.stuck_told = true;
-    Report(GuardianReportKind::kStuck, slot, ward.incarnation, tree.empty() ? ward.pid : tree[0].pid, 0);
+    Report(GuardianReportKind::kStuck, slot, ward.incarnation,
+           tree.empty() ? ward.pid : tree[0].pid, 0);
   }
   return false;
 }
 
-// A slot is refilled only when nothing of its former process can write any more; and a wait has an end.
+// A slot is refilled only when nothing of its former process can write any more; and a wait has an
+// end.
 void GuardianProcess::RefuseBirthsIfStuck() {
   for (const auto& [stuck_slot, ward] : wards_) {
     if (!ward.stuck_told) continue;
     for (const Birth& birth : births_) {
       Report(GuardianReportKind::kExited, birth.slot, birth.incarnation, 127, 0,
-             fmt::format("slot {}'s former process {} does not end after SIGKILL", stuck_slot, ward.pid));
+             fmt::format("slot {}'s former process {} does not end after SIGKILL", stuck_slot,
+                         ward.pid));
       Report(GuardianReportKind::kGone, birth.slot, birth.incarnation, 0, 0);
     }
     births_.clear();
@@ -362,8 +389,10 @@ std::vector<ProcessInfo> GuardianProcess::TreeOf(const Ward& ward, bool with_wor
       if (with_worker) tree.push_back(process);
       continue;
     }
-    const bool belongs = process.group == ward.pid || process.session == ward.pid || members.contains(process.parent) ||
-                         (process.parent == self_ && EnvironmentOf(process.pid, kTagVariable) == ward.tag);
+    const bool belongs =
+        process.group == ward.pid || process.session == ward.pid ||
+        members.contains(process.parent) ||
+        (process.parent == self_ && EnvironmentOf(process.pid, kTagVariable) == ward.tag);
     if (!belongs) continue;
     members.insert(process.pid);
     tree.push_back(process);
@@ -371,13 +400,14 @@ std::vector<ProcessInfo> GuardianProcess::TreeOf(const Ward& ward, bool with_wor
   return tree;
 }
 
-void GuardianProcess::Report(GuardianReportKind kind, int slot, uint64_t incarnation, int value, int signal,
-                             std::string_view error, int fd) {
+void GuardianProcess::Report(GuardianReportKind kind, int slot, uint64_t incarnation, int value,
+                             int signal, std::string_view error, int fd) {
   PayloadWriter report;
   report.Int(static_cast<uint8_t>(kind)).Int<int32_t>(slot).Int<uint64_t>(incarnation);
   report.Int<int32_t>(value).Int<int32_t>(signal).Text(error);
   // A report that cannot be sent means that the agent is gone: the next look at its socket says so.
-  agent_.Send(report.bytes(), fd >= 0 ? std::span<const int>(&fd, 1) : std::span<const int>()).IgnoreError();
+  agent_.Send(report.bytes(), fd >= 0 ? std::span<const int>(&fd, 1) : std::span<const int>())
+      .IgnoreError();
 }
 
 }  // namespace

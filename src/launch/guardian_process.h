@@ -6,7 +6,8 @@
 
 namespace outlast {
 
-// Serves the agent until it closes its end or orders the finish, ends every descendant, and returns.
+// Serves the agent until it closes its end or orders the finish, ends every descendant, and
+// returns.
 void RunGuardian(const GuardianCommand& command, Channel agent);
 
 }  // namespace outlast

@@ -21,13 +21,17 @@ constexpr char kFooter[] =
     "Example:\n"
     "  outlast run -n 4 --max-restarts 2 -- ./trainer --steps 1000\n"
     "\n"
-    "Exit codes: 0 finished; 80 pre-empted and saved, 81 pre-empted, last save not durable: run it again;\n"
-    "82 a human is needed, 83 restarts used up: do not run it again; 84 control lost; 85 refused before a worker ran;\n"
-    "88 trained, but the last state is not saved; 130 interrupted; with no restart allowed the first failed worker's own.";
+    "Exit codes: 0 finished; 80 pre-empted and saved, 81 pre-empted, last save not durable: run it "
+    "again;\n"
+    "82 a human is needed, 83 restarts used up: do not run it again; 84 control lost; 85 refused "
+    "before a worker ran;\n"
+    "88 trained, but the last state is not saved; 130 interrupted; with no restart allowed the "
+    "first failed worker's own.";
 
 // The raw texts; numbers are checked by us, so that every refusal reads alike.
 struct RawOptions {
-  std::string world, max_restarts, grace, stop_within, early_exit_grace, preempt_exit, no_retry, retry;
+  std::string world, max_restarts, grace, stop_within, early_exit_grace, preempt_exit, no_retry,
+      retry;
   std::string standard_input;
 };
 
@@ -35,7 +39,8 @@ absl::Status Refuse(std::string_view flag, std::string_view found, std::string_v
   return Error(absl::StatusCode::kInvalidArgument, "{} '{}': {} wanted", flag, found, wanted);
 }
 
-absl::Status ReadInteger(std::string_view flag, const std::string& text, int least, int most, int& value) {
+absl::Status ReadInteger(std::string_view flag, const std::string& text, int least, int most,
+                         int& value) {
   if (text.empty()) return absl::OkStatus();
   errno = 0;
   char* end = nullptr;
@@ -51,7 +56,8 @@ absl::Status ReadSeconds(std::string_view flag, const std::string& text, absl::D
   if (text.empty()) return absl::OkStatus();
   char* end = nullptr;
   const double seconds = std::strtod(text.c_str(), &end);
-  if (*end != '\0' || end == text.c_str() || !std::isfinite(seconds) || seconds < 0 || seconds > 1e7) {
+  if (*end != '\0' || end == text.c_str() || !std::isfinite(seconds) || seconds < 0 ||
+      seconds > 1e7) {
     return Refuse(flag, text, "seconds, 0 or more");
   }
   value = absl::Seconds(seconds);
@@ -67,38 +73,57 @@ absl::Status ReadCodes(std::string_view flag, const std::string& text, std::vect
     int first = 0, last = 0;
     absl::Status read = ReadInteger(flag, part.substr(0, dash), 1, 255, first);
     last = first;
-    if (read.ok() && dash != std::string::npos) read = ReadInteger(flag, part.substr(dash + 1), 1, 255, last);
-    if (!read.ok() || first == 0 || last < first) return Refuse(flag, text, "exit codes from 1 to 255 such as 1,9,128-255");
+    if (read.ok() && dash != std::string::npos)
+      read = ReadInteger(flag, part.substr(dash + 1), 1, 255, last);
+    if (!read.ok() || first == 0 || last < first)
+      return Refuse(flag, text, "exit codes from 1 to 255 such as 1,9,128-255");
     for (int code = first; code <= last; ++code) codes.push_back(code);
   }
   return absl::OkStatus();
 }
 
 absl::Status CheckJobId(const std::string& id) {
-  const bool fits = id.size() <= 64 && id.find_first_not_of("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789._-") == std::string::npos;
+  const bool fits =
+      id.size() <= 64 &&
+      id.find_first_not_of("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789._-") ==
+          std::string::npos;
   if (fits && (id.empty() || (id[0] != '.' && id[0] != '-'))) return absl::OkStatus();
-  return Refuse("--job", id, "up to 64 letters, digits, '.', '_' or '-', not starting with '.' or '-'");
+  return Refuse("--job", id,
+                "up to 64 letters, digits, '.', '_' or '-', not starting with '.' or '-'");
 }
 
 void Declare(CLI::App& app, LaunchOptions& options, RawOptions& raw) {
   app.set_help_flag("-h,--help", "This text");
   app.footer(kFooter);
   app.add_option("-n", raw.world, "Workers on this machine")->required()->type_name("N");
-  app.add_option("--max-restarts", raw.max_restarts, "Restarts since the last committed step; 0: never (3)")->type_name("R");
-  app.add_option("--run-dir,--log-dir", options.run_dir, "Where this run's folder is made (./outlast-runs)")->type_name("D");
+  app.add_option("--max-restarts", raw.max_restarts,
+                 "Restarts since the last committed step; 0: never (3)")
+      ->type_name("R");
+  app.add_option("--run-dir,--log-dir", options.run_dir,
+                 "Where this run's folder is made (./outlast-runs)")
+      ->type_name("D");
   app.add_option("--grace", raw.grace, "SIGTERM to SIGKILL in a stop (15)")->type_name("S");
   app.add_option("--stop-within", raw.stop_within, "A stop in all (25)")->type_name("S");
-  app.add_option("--early-exit-grace", raw.early_exit_grace, "How long others may run on after a joined rank ended (60)")->type_name("S");
+  app.add_option("--early-exit-grace", raw.early_exit_grace,
+                 "How long others may run on after a joined rank ended (60)")
+      ->type_name("S");
   app.add_option("--job", options.job_id, "The job's id (the checkpoint root's)")->type_name("ID");
-  app.add_flag("--fresh", options.fresh, "Start over a root that holds checkpoints, without restoring");
+  app.add_flag("--fresh", options.fresh,
+               "Start over a root that holds checkpoints, without restoring");
   app.add_flag("--take-over", options.take_over, "Take a root whose owner still beats");
-  app.add_option("--preempt-exit", raw.preempt_exit, "Exit code of \"pre-empted, saved\" (80)")->type_name("CODE");
-  app.add_option("--no-retry", raw.no_retry, "Worker exit codes that end the job (82,93)")->type_name("CODES");
-  app.add_option("--retry", raw.retry, "The only worker exit codes that are tried again (all)")->type_name("CODES");
-  app.add_option("--stdin", raw.standard_input, "Which rank reads our standard input (none; rank 0 when -n 1)")->type_name("none|0");
+  app.add_option("--preempt-exit", raw.preempt_exit, "Exit code of \"pre-empted, saved\" (80)")
+      ->type_name("CODE");
+  app.add_option("--no-retry", raw.no_retry, "Worker exit codes that end the job (82,93)")
+      ->type_name("CODES");
+  app.add_option("--retry", raw.retry, "The only worker exit codes that are tried again (all)")
+      ->type_name("CODES");
+  app.add_option("--stdin", raw.standard_input,
+                 "Which rank reads our standard input (none; rank 0 when -n 1)")
+      ->type_name("none|0");
 }
 
-// Where the command begins: behind "--", or at the first argument that is neither a flag nor a flag's value.
+// Where the command begins: behind "--", or at the first argument that is neither a flag nor a
+// flag's value.
 size_t CommandStart(const std::vector<std::string>& arguments, CLI::App& app, size_t& flags_end) {
   for (size_t i = 0; i < arguments.size(); ++i) {
     const std::string& argument = arguments[i];
@@ -116,17 +141,21 @@ size_t CommandStart(const std::vector<std::string>& arguments, CLI::App& app, si
 absl::Status Interpret(const RawOptions& raw, LaunchOptions& options) {
   JobOptions& job = options.job;
   OUTLAST_RETURN_IF_ERROR(ReadInteger("-n", raw.world, 1, kMaxWorld, job.world));
-  OUTLAST_RETURN_IF_ERROR(ReadInteger("--max-restarts", raw.max_restarts, 0, INT_MAX, job.max_restarts));
+  OUTLAST_RETURN_IF_ERROR(
+      ReadInteger("--max-restarts", raw.max_restarts, 0, INT_MAX, job.max_restarts));
   OUTLAST_RETURN_IF_ERROR(ReadSeconds("--grace", raw.grace, job.grace));
   OUTLAST_RETURN_IF_ERROR(ReadSeconds("--stop-within", raw.stop_within, job.stop_within));
-  OUTLAST_RETURN_IF_ERROR(ReadSeconds("--early-exit-grace", raw.early_exit_grace, job.early_exit_grace));
-  OUTLAST_RETURN_IF_ERROR(ReadInteger("--preempt-exit", raw.preempt_exit, 0, 255, job.preempt_exit));
+  OUTLAST_RETURN_IF_ERROR(
+      ReadSeconds("--early-exit-grace", raw.early_exit_grace, job.early_exit_grace));
+  OUTLAST_RETURN_IF_ERROR(
+      ReadInteger("--preempt-exit", raw.preempt_exit, 0, 255, job.preempt_exit));
   OUTLAST_RETURN_IF_ERROR(ReadCodes("--no-retry", raw.no_retry, job.no_retry_codes));
   OUTLAST_RETURN_IF_ERROR(ReadCodes("--retry", raw.retry, job.retry_codes));
   OUTLAST_RETURN_IF_ERROR(CheckJobId(options.job_id));
   if (options.run_dir.empty()) return Refuse("--run-dir", "", "a folder");
   const std::string& input = raw.standard_input;
-  if (!input.empty() && input != "none" && input != "0") return Refuse("--stdin", input, "none or 0");
+  if (!input.empty() && input != "none" && input != "0")
+    return Refuse("--stdin", input, "none or 0");
   options.stdin_to_rank_0 = input == "0" || (input.empty() && job.world == 1);
   return absl::OkStatus();
 }
@@ -143,16 +172,20 @@ absl::Status RefuseEmptyValues(CLI::App& app) {
 }
 
 bool is_file(const std::string& path) {
-  struct stat info{};
+  struct stat info {};
   return stat(path.c_str(), &info) == 0 && S_ISREG(info.st_mode);
 }
 
 absl::StatusOr<std::string> FindProgram(const std::string& name, const std::string& path) {
   if (name.find('/') != std::string::npos) {
-    if (access(name.c_str(), F_OK) != 0) return Error(absl::StatusCode::kNotFound, "command '{}': no such file", name);
-    if (!is_file(name)) return Error(absl::StatusCode::kPermissionDenied, "command '{}': not a file, an executable wanted", name);
+    if (access(name.c_str(), F_OK) != 0)
+      return Error(absl::StatusCode::kNotFound, "command '{}': no such file", name);
+    if (!is_file(name))
+      return Error(absl::StatusCode::kPermissionDenied,
+                   "command '{}': not a file, an executable wanted", name);
     if (access(name.c_str(), X_OK) == 0) return name;
-    return Error(absl::StatusCode::kPermissionDenied, "command '{}': the file is not executable", name);
+    return Error(absl::StatusCode::kPermissionDenied, "command '{}': the file is not executable",
+                 name);
   }
   bool found_other = false;
   for (std::string folder : CLI::detail::split(path, ':')) {
@@ -160,13 +193,16 @@ absl::StatusOr<std::string> FindProgram(const std::string& name, const std::stri
     if (is_file(candidate) && access(candidate.c_str(), X_OK) == 0) return candidate;
     found_other |= access(candidate.c_str(), F_OK) == 0;
   }
-  if (found_other) return Error(absl::StatusCode::kPermissionDenied, "command '{}': found in PATH, but not executable", name);
+  if (found_other)
+    return Error(absl::StatusCode::kPermissionDenied,
+                 "command '{}': found in PATH, but not executable", name);
   return Error(absl::StatusCode::kNotFound, "command '{}': not found in PATH", name);
 }
 
 }  // namespace
 
-absl::StatusOr<LaunchOptions> ParseLaunchOptions(const std::vector<std::string>& arguments, std::string* help) {
+absl::StatusOr<LaunchOptions> ParseLaunchOptions(const std::vector<std::string>& arguments,
+                                                 std::string* help) {
   LaunchOptions options;
   RawOptions raw;
   CLI::App app("Runs N copies of CMD as one job and keeps it running.", "outlast run");
@@ -174,7 +210,8 @@ absl::StatusOr<LaunchOptions> ParseLaunchOptions(const std::vector<std::string>&
   size_t flags_end = 0;
   const size_t start = CommandStart(arguments, app, flags_end);
   options.command.assign(arguments.begin() + static_cast<ptrdiff_t>(start), arguments.end());
-  std::vector<std::string> flags(arguments.begin(), arguments.begin() + static_cast<ptrdiff_t>(flags_end));
+  std::vector<std::string> flags(arguments.begin(),
+                                 arguments.begin() + static_cast<ptrdiff_t>(flags_end));
   std::reverse(flags.begin(), flags.end());  // as CLI11 wants it
   try {
     app.parse(flags);
@@ -187,9 +224,11 @@ absl::StatusOr<LaunchOptions> ParseLaunchOptions(const std::vector<std::string>&
     return options;
   } catch (const CLI::ExtrasError&) {
     const std::vector<std::string> extras = app.remaining();
-    return Error(absl::StatusCode::kInvalidArgument, "unknown flag '{}': see outlast run --help", extras.empty() ? "" : extras[0]);
+    return Error(absl::StatusCode::kInvalidArgument, "unknown flag '{}': see outlast run --help",
+                 extras.empty() ? "" : extras[0]);
   } catch (const CLI::RequiredError&) {
-    return Error(absl::StatusCode::kInvalidArgument, "-n is missing: the number of workers wanted, such as -n 4");
+    return Error(absl::StatusCode::kInvalidArgument,
+                 "-n is missing: the number of workers wanted, such as -n 4");
   } catch (const CLI::ParseError& error) {
     return Error(absl::StatusCode::kInvalidArgument, "{}", error.what());
   }
@@ -201,11 +240,13 @@ absl::StatusOr<LaunchOptions> ParseLaunchOptions(const std::vector<std::string>&
   return options;
 }
 
-absl::StatusOr<ResolvedCommand> ResolveCommand(const std::vector<std::string>& command, const std::string& path) {
+absl::StatusOr<ResolvedCommand> ResolveCommand(const std::vector<std::string>& command,
+                                               const std::string& path) {
   ResolvedCommand resolved;
   const std::string& name = command[0];
   if (name.ends_with(".py")) {
-    if (access(name.c_str(), R_OK) != 0) return ErrnoStatus(errno, fmt::format("command '{}'", name));
+    if (access(name.c_str(), R_OK) != 0)
+      return ErrnoStatus(errno, fmt::format("command '{}'", name));
     OUTLAST_ASSIGN_OR_RETURN(resolved.program, FindProgram("python3", path));
     resolved.arguments = {"python3", "-u"};  // lines reach the log as they are printed
   } else {
@@ -218,14 +259,16 @@ absl::StatusOr<ResolvedCommand> ResolveCommand(const std::vector<std::string>& c
 absl::Status CheckSurroundings(int world) {
   char folder[PATH_MAX];
   if (getcwd(folder, sizeof folder) == nullptr && errno == ENOENT) {
-    return Error(absl::StatusCode::kNotFound, "the working directory was removed: an existing one wanted");
+    return Error(absl::StatusCode::kNotFound,
+                 "the working directory was removed: an existing one wanted");
   }
   const char* other_world = std::getenv("WORLD_SIZE");
   // A worker of ours may start a job of its own; its variables are replaced.
   if (other_world == nullptr || std::getenv("OUTLAST_RUN_ID") != nullptr) return absl::OkStatus();
   if (std::to_string(world) == other_world) return absl::OkStatus();
   return Error(absl::StatusCode::kInvalidArgument,
-               "contradictory environment: WORLD_SIZE={} was set by another launcher, -n {} starts a world of its own here: "
+               "contradictory environment: WORLD_SIZE={} was set by another launcher, -n {} starts "
+               "a world of its own here: "
                "unset WORLD_SIZE, or start workers with one launcher only",
                other_world, world);
 }

@@ -27,7 +27,8 @@ struct LaunchOptions {
 
 // What `outlast run ARGUMENTS...` asks for; `help` is filled instead when it asks for help.
 // kInvalidArgument: one line that names the argument, what was found and what is wanted.
-absl::StatusOr<LaunchOptions> ParseLaunchOptions(const std::vector<std::string>& arguments, std::string* help);
+absl::StatusOr<LaunchOptions> ParseLaunchOptions(const std::vector<std::string>& arguments,
+                                                 std::string* help);
 
 // What to execute: an absolute or relative path, and the arguments.
 struct ResolvedCommand {
@@ -36,10 +37,11 @@ struct ResolvedCommand {
 };
 // Finds the command as a shell would, on `path` (PATH); a .py file runs under python3.
 // kNotFound, kPermissionDenied: no such file, not executable; named.
-absl::StatusOr<ResolvedCommand> ResolveCommand(const std::vector<std::string>& command, const std::string& path);
+absl::StatusOr<ResolvedCommand> ResolveCommand(const std::vector<std::string>& command,
+                                               const std::string& path);
 
-// kInvalidArgument: this process was itself started as one of several ranks by another launcher, so that each would
-// start a world of its own. kNotFound: the working directory is gone.
+// kInvalidArgument: this process was itself started as one of several ranks by another launcher, so
+// that each would start a world of its own. kNotFound: the working directory is gone.
 absl::Status CheckSurroundings(int world);
 
 // The help of the tool as a whole.

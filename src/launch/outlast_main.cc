@@ -43,9 +43,11 @@ int Run(const std::vector<std::string>& arguments) {
     std::fputs(help.c_str(), stdout);
     return 0;
   }
-  if (const absl::Status fits = CheckSurroundings(options->job.world); !fits.ok()) return Refuse(fits);
+  if (const absl::Status fits = CheckSurroundings(options->job.world); !fits.ok())
+    return Refuse(fits);
   const char* path = std::getenv("PATH");
-  auto command = ResolveCommand(options->command, path != nullptr ? path : "/usr/local/bin:/usr/bin:/bin");
+  auto command =
+      ResolveCommand(options->command, path != nullptr ? path : "/usr/local/bin:/usr/bin:/bin");
   if (!command.ok()) return Refuse(command.status());
 
   const Id128 run_id = Id128::Random();
@@ -58,7 +60,8 @@ int Run(const std::vector<std::string>& arguments) {
 
 int Main(const std::vector<std::string>& arguments) {
   const std::string command = arguments.empty() ? "" : arguments[0];
-  const std::vector<std::string> rest(arguments.begin() + (arguments.empty() ? 0 : 1), arguments.end());
+  const std::vector<std::string> rest(arguments.begin() + (arguments.empty() ? 0 : 1),
+                                      arguments.end());
   if (command == "run") return Run(rest);
   if (command == "report") return RunReportTool(rest, std::cout, std::cerr);
   if (command == "ckpt") return RunCkptTool(rest, std::cout, std::cerr);

@@ -76,9 +76,10 @@ std::optional<ProcessInfo> ReadProcess(pid_t pid) {
   info.pid = pid;
   unsigned long long start = 0;
   // Fields 3 to 6, then 22; proc(5).
-  const int fields = std::sscanf(text.c_str() + name_end + 1,
-                                 " %c %d %d %d %*s %*s %*s %*s %*s %*s %*s %*s %*s %*s %*s %*s %*s %*s %*s %llu",
-                                 &info.state, &info.parent, &info.group, &info.session, &start);
+  const int fields =
+      std::sscanf(text.c_str() + name_end + 1,
+                  " %c %d %d %d %*s %*s %*s %*s %*s %*s %*s %*s %*s %*s %*s %*s %*s %*s %*s %llu",
+                  &info.state, &info.parent, &info.group, &info.session, &start);
   if (fields != 5) return std::nullopt;
   info.start_ticks = start;
   return info;
@@ -103,7 +104,8 @@ std::vector<ProcessInfo> DescendantsOf(pid_t root) {
     for (const pid_t parent : level) {
       for (const pid_t child : ChildrenOf(parent)) {
         const std::optional<ProcessInfo> info = ReadProcess(child);
-        if (!info.has_value() || info->parent != parent) continue;  // ended, or moved up to its subreaper
+        if (!info.has_value() || info->parent != parent)
+          continue;  // ended, or moved up to its subreaper
         found.push_back(*info);
         next.push_back(child);
       }
@@ -122,7 +124,8 @@ absl::StatusOr<UniqueFd> OpenPidFd(pid_t pid) {
 bool SendSignal(const ProcessInfo& process, int signal) {
   const absl::StatusOr<UniqueFd> fd = OpenPidFd(process.pid);
   if (!fd.ok()) return false;
-  // What is read now belongs to the descriptor's process, or that one has ended and the signal goes nowhere.
+  // What is read now belongs to the descriptor's process, or that one has ended and the signal goes
+  // nowhere.
   const std::optional<ProcessInfo> now = ReadProcess(process.pid);
   if (!now.has_value() || now->start_ticks != process.start_ticks) return false;
   return syscall(SYS_pidfd_send_signal, fd->get(), signal, nullptr, 0) == 0;
@@ -137,7 +140,8 @@ bool CatchesSignal(pid_t pid, int signal) {
 }
 
 std::string EnvironmentOf(pid_t pid, const std::string& name) {
-  const std::string block = std::string(1, '\0') + ReadProcFile(fmt::format("/proc/{}/environ", pid), 1 << 20);
+  const std::string block =
+      std::string(1, '\0') + ReadProcFile(fmt::format("/proc/{}/environ", pid), 1 << 20);
   const std::string key = std::string(1, '\0') + name + "=";
   const size_t at = block.find(key);
   return at == std::string::npos ? std::string() : std::string(block.c_str() + at + key.size());
@@ -146,7 +150,8 @@ std::string EnvironmentOf(pid_t pid, const std::string& name) {
 absl::Status EndDescendants(absl::Duration limit) {
   const int64_t deadline = MonotonicNanos() + absl::ToInt64Nanoseconds(limit);
   while (true) {
-    // Parents first: who is dead forks no more. What they leave behind comes to us, so a few rounds end all.
+    // Parents first: who is dead forks no more. What they leave behind comes to us, so a few rounds
+    // end all.
     for (const ProcessInfo& process : DescendantsOf(getpid())) {
       if (!process.is_zombie()) SendSignal(process, SIGKILL);
     }
@@ -160,8 +165,9 @@ absl::Status EndDescendants(absl::Duration limit) {
   }
   const std::vector<ProcessInfo> left = DescendantsOf(getpid());
   if (left.empty()) return absl::OkStatus();
-  return Error(absl::StatusCode::kDeadlineExceeded, "process {} (state {}) does not end after SIGKILL; {} in all",
-               left[0].pid, left[0].state, left.size());
+  return Error(absl::StatusCode::kDeadlineExceeded,
+               "process {} (state {}) does not end after SIGKILL; {} in all", left[0].pid,
+               left[0].state, left.size());
 }
 
 }  // namespace outlast

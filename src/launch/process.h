@@ -17,7 +17,7 @@ namespace outlast {
 
 struct ProcessInfo {
   pid_t pid = 0, parent = 0, group = 0, session = 0;
-  char state = '?';         // R, S, D, T, Z ...
+  char state = '?';          // R, S, D, T, Z ...
   uint64_t start_ticks = 0;  // since boot: tells two processes with one pid apart
   bool is_zombie() const { return state == 'Z' || state == 'X'; }
 };
@@ -25,20 +25,22 @@ struct ProcessInfo {
 // nullopt: no such process.
 std::optional<ProcessInfo> ReadProcess(pid_t pid);
 
-// The children of `pid`, of all its threads, zombies too. A caller's own children are never missed while it does not
-// reap; those of others may be, when one of them ends meanwhile: look again.
+// The children of `pid`, of all its threads, zombies too. A caller's own children are never missed
+// while it does not reap; those of others may be, when one of them ends meanwhile: look again.
 std::vector<pid_t> ChildrenOf(pid_t pid);
 
 // Everything below `root`, parents before their children.
 std::vector<ProcessInfo> DescendantsOf(pid_t root);
 
-// Sends `signal` to that very process: false when it has ended, also when its pid now belongs to another.
+// Sends `signal` to that very process: false when it has ended, also when its pid now belongs to
+// another.
 bool SendSignal(const ProcessInfo& process, int signal);
 
 // Whether the process has a handler for `signal`.
 bool CatchesSignal(pid_t pid, int signal);
 
-// The value of variable `name` in the environment that the process was started with; empty when there is none.
+// The value of variable `name` in the environment that the process was started with; empty when
+// there is none.
 std::string EnvironmentOf(pid_t pid, const std::string& name);
 
 // Up to `limit` bytes of a file in /proc; empty when it cannot be read.
@@ -47,7 +49,8 @@ std::string ReadProcFile(const std::string& path, size_t limit);
 absl::StatusOr<UniqueFd> OpenPidFd(pid_t pid);
 
 // Kills and reaps everything below the calling process, a subreaper, until nothing is left.
-// kDeadlineExceeded: something was still there after `limit` (uninterruptible sleep); it has SIGKILL pending.
+// kDeadlineExceeded: something was still there after `limit` (uninterruptible sleep); it has
+// SIGKILL pending.
 absl::Status EndDescendants(absl::Duration limit);
 
 }  // namespace outlast

@@ -19,7 +19,8 @@ absl::Status MakeFolder(const std::string& path) {
 }
 
 absl::Status MakeParents(const std::string& path) {
-  for (size_t slash = path.find('/', 1); slash != std::string::npos; slash = path.find('/', slash + 1)) {
+  for (size_t slash = path.find('/', 1); slash != std::string::npos;
+       slash = path.find('/', slash + 1)) {
     const absl::Status made = MakeFolder(path.substr(0, slash));
     if (!made.ok() && !absl::IsAlreadyExists(made)) return made;
   }
@@ -42,7 +43,8 @@ absl::StatusOr<UniqueFd> OpenToAppend(const std::string& path) {
 
 }  // namespace
 
-absl::StatusOr<RunDir> RunDir::Create(const std::string& parent, std::string_view job, absl::Time start, const Id128& run_id) {
+absl::StatusOr<RunDir> RunDir::Create(const std::string& parent, std::string_view job,
+                                      absl::Time start, const Id128& run_id) {
   OUTLAST_RETURN_IF_ERROR(MakeParents(parent));
   const std::string utc = absl::FormatTime("%Y%m%dT%H%M%SZ", start, absl::UTCTimeZone());
   const std::string name = fmt::format("{}-{}-{}", job, utc, run_id.hex().substr(0, 4));
@@ -53,7 +55,8 @@ absl::StatusOr<RunDir> RunDir::Create(const std::string& parent, std::string_vie
     path = absolute;
     free(absolute);
   }
-  for (const char* folder : {"logs", "stacks", "boxes"}) OUTLAST_RETURN_IF_ERROR(MakeFolder(path + "/" + folder));
+  for (const char* folder : {"logs", "stacks", "boxes"})
+    OUTLAST_RETURN_IF_ERROR(MakeFolder(path + "/" + folder));
   OUTLAST_ASSIGN_OR_RETURN(UniqueFd events, OpenToAppend(path + "/events.jsonl"));
   LinkLatest(parent, name);
   return RunDir(std::move(path), std::move(events));
@@ -81,19 +84,22 @@ absl::Status RunDir::WriteReport(std::string_view json) const {
   {
     const UniqueFd file(open(temporary.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0666));
     if (!file.is_open()) return ErrnoStatus(errno, fmt::format("open {}", temporary));
-    OUTLAST_RETURN_IF_ERROR(Annotate(WriteAll(file.get(), std::as_bytes(std::span(json))), temporary));
+    OUTLAST_RETURN_IF_ERROR(
+        Annotate(WriteAll(file.get(), std::as_bytes(std::span(json))), temporary));
   }
-  if (rename(temporary.c_str(), (path_ + "/report.json").c_str()) != 0) return ErrnoStatus(errno, "rename report.json");
+  if (rename(temporary.c_str(), (path_ + "/report.json").c_str()) != 0)
+    return ErrnoStatus(errno, "rename report.json");
   return absl::OkStatus();
 }
 
 std::string LastLines(const std::string& path, int lines, size_t bytes) {
   const UniqueFd file(open(path.c_str(), O_RDONLY | O_CLOEXEC));
-  struct stat info{};
+  struct stat info {};
   if (!file.is_open() || fstat(file.get(), &info) != 0) return {};
   const size_t wanted = std::min<size_t>(bytes, static_cast<size_t>(info.st_size));
   std::string text(wanted, '\0');
-  const ssize_t count = pread(file.get(), text.data(), wanted, info.st_size - static_cast<off_t>(wanted));
+  const ssize_t count =
+      pread(file.get(), text.data(), wanted, info.st_size - static_cast<off_t>(wanted));
   text.resize(static_cast<size_t>(std::max<ssize_t>(count, 0)));
   while (!text.empty() && text.back() == '\n') text.pop_back();
   size_t start = text.size();

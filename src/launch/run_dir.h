@@ -1,12 +1,13 @@
 // RUN_DIR: the folder of one invocation.
 //
-//   <parent>/<job>-<UTC start>-<4 digits of the run id>/   and <parent>/latest, a link to the newest
+//   <parent>/<job>-<UTC start>-<4 digits of the run id>/   and <parent>/latest, a link to the
+//   newest
 //     report.json                           the end: code, reason, root, victims, budgets, times
-//     events.jsonl                          one JSON object a line: every process start and end, fault, commit, stop
-//     logs/g<generation>/rank<r>.{out,err}  what each process wrote; the generation that spawned it
-//     ledger.bin                            where the time went (outlast/meter/ledger_file.h)
-//     stacks/<n>/rank<r>.txt                native stacks, when asked for or when a rank hung
-//     boxes/
+//     events.jsonl                          one JSON object a line: every process start and end,
+//     fault, commit, stop logs/g<generation>/rank<r>.{out,err}  what each process wrote; the
+//     generation that spawned it ledger.bin                            where the time went
+//     (outlast/meter/ledger_file.h) stacks/<n>/rank<r>.txt                native stacks, when asked
+//     for or when a rank hung boxes/
 #pragma once
 
 #include <cstdint>
@@ -23,8 +24,10 @@ namespace outlast {
 
 class RunDir {
  public:
-  // Makes the folder and its subfolders. The error names the folder that could not be made or written.
-  static absl::StatusOr<RunDir> Create(const std::string& parent, std::string_view job, absl::Time start, const Id128& run_id);
+  // Makes the folder and its subfolders. The error names the folder that could not be made or
+  // written.
+  static absl::StatusOr<RunDir> Create(const std::string& parent, std::string_view job,
+                                       absl::Time start, const Id128& run_id);
 
   const std::string& path() const { return path_; }
 

@@ -31,11 +31,15 @@ DownCause CauseOf(const ProcessEnd& end) {
 }  // namespace
 
 RunLedger::RunLedger(EventLoop& loop, LedgerWriter writer)
-    : loop_(loop), writer_(std::move(writer)), boottime_minus_monotonic_ns_(NanosOf(CLOCK_BOOTTIME) - NanosOf(CLOCK_MONOTONIC)) {}
+    : loop_(loop),
+      writer_(std::move(writer)),
+      boottime_minus_monotonic_ns_(NanosOf(CLOCK_BOOTTIME) - NanosOf(CLOCK_MONOTONIC)) {}
 
 RunLedger::~RunLedger() { loop_.Cancel(timer_); }
 
-absl::StatusOr<std::unique_ptr<RunLedger>> RunLedger::Open(EventLoop& loop, const std::string& run_dir, const LaunchOptions& options,
+absl::StatusOr<std::unique_ptr<RunLedger>> RunLedger::Open(EventLoop& loop,
+                                                           const std::string& run_dir,
+                                                           const LaunchOptions& options,
                                                            const Id128& run_id) {
   OUTLAST_ASSIGN_OR_RETURN(LedgerWriter writer, LedgerWriter::Open(run_dir + "/ledger.bin"));
   std::unique_ptr<RunLedger> ledger(new RunLedger(loop, std::move(writer)));
@@ -62,14 +66,16 @@ void RunLedger::Append(const LedgerEntry& entry) {
 
 void RunLedger::Started(const SpawnWorker& worker, int pid, int black_box_fd) {
   if (!boxes_.contains(worker.slot)) {
-    if (auto view = SegmentView::Open(black_box_fd); view.ok()) boxes_.emplace(worker.slot, Box{std::move(*view)});
+    if (auto view = SegmentView::Open(black_box_fd); view.ok())
+      boxes_.emplace(worker.slot, Box{std::move(*view)});
   }
   Append(UpEntry{Now(), worker.generation, worker.slot, worker.slot, pid});
 }
 
 void RunLedger::Ended(int slot, int pid, uint64_t born, const ProcessEnd& end) {
   if (const auto box = boxes_.find(slot); box != boxes_.end()) Drain(slot, box->second);
-  const std::string how = end.signal != 0 ? fmt::format("signal {}", end.signal) : fmt::format("exit code {}", end.code);
+  const std::string how = end.signal != 0 ? fmt::format("signal {}", end.signal)
+                                          : fmt::format("exit code {}", end.code);
   Append(DownEntry{Now(), std::max(born, generation_), slot, slot, pid, CauseOf(end), how});
 }
 

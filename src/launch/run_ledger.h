@@ -1,5 +1,6 @@
-// Keeps RUN_DIR/ledger.bin (outlast/meter/ledger_file.h): processes, generations and faults as the agent sees them, and
-// the steps of all ranks from their black boxes, drained once a second and when a process ends.
+// Keeps RUN_DIR/ledger.bin (outlast/meter/ledger_file.h): processes, generations and faults as the
+// agent sees them, and the steps of all ranks from their black boxes, drained once a second and
+// when a process ends.
 #pragma once
 
 #include <cstdint>
@@ -21,7 +22,9 @@ namespace outlast {
 // Belongs to its loop's thread. A ledger that cannot be written never stops a job: see error().
 class RunLedger {
  public:
-  static absl::StatusOr<std::unique_ptr<RunLedger>> Open(EventLoop& loop, const std::string& run_dir, const LaunchOptions& options,
+  static absl::StatusOr<std::unique_ptr<RunLedger>> Open(EventLoop& loop,
+                                                         const std::string& run_dir,
+                                                         const LaunchOptions& options,
                                                          const Id128& run_id);
   ~RunLedger();
 

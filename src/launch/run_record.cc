@@ -11,9 +11,13 @@ namespace {
 
 using nlohmann::ordered_json;
 
-std::string Utc(absl::Time time) { return absl::FormatTime("%Y-%m-%dT%H:%M:%E3SZ", time, absl::UTCTimeZone()); }
+std::string Utc(absl::Time time) {
+  return absl::FormatTime("%Y-%m-%dT%H:%M:%E3SZ", time, absl::UTCTimeZone());
+}
 
-std::string Dump(const ordered_json& json, int indent) { return json.dump(indent, ' ', false, ordered_json::error_handler_t::replace); }
+std::string Dump(const ordered_json& json, int indent) {
+  return json.dump(indent, ' ', false, ordered_json::error_handler_t::replace);
+}
 
 ordered_json Describe(const ProcessEnd& end) {
   ordered_json json;
@@ -41,7 +45,8 @@ ordered_json Describe(const RecordFault& record, const std::string& last_lines) 
   return json;
 }
 
-void WriteEvent(const RunDir& run_dir, double seconds, const char* event, const ordered_json& fields) {
+void WriteEvent(const RunDir& run_dir, double seconds, const char* event,
+                const ordered_json& fields) {
   ordered_json line;
   line["t"] = seconds;
   line["at"] = Utc(Clock::Real().WallTime());
@@ -63,19 +68,26 @@ RunRecord::RunRecord(const RunDir& run_dir, const LaunchOptions& options, const 
       run_id_(run_id.hex()),
       started_at_(Clock::Real().WallTime()),
       started_up_(Clock::Real().Uptime()) {
-  WriteEvent(run_dir_, 0, "start", {{"run_id", run_id_}, {"world", options.job.world}, {"command", options.command}});
+  WriteEvent(run_dir_, 0, "start",
+             {{"run_id", run_id_}, {"world", options.job.world}, {"command", options.command}});
 }
 
-double RunRecord::Seconds() const { return absl::ToDoubleSeconds(Clock::Real().Uptime() - started_up_); }
+double RunRecord::Seconds() const {
+  return absl::ToDoubleSeconds(Clock::Real().Uptime() - started_up_);
+}
 
 void RunRecord::Started(const SpawnWorker& worker, int pid) {
   ++spawned_;
   WriteEvent(run_dir_, Seconds(), "worker_started",
-             {{"rank", worker.slot}, {"incarnation", worker.incarnation}, {"generation", worker.generation},
-              {"attempt", worker.attempt}, {"pid", pid}});
+             {{"rank", worker.slot},
+              {"incarnation", worker.incarnation},
+              {"generation", worker.generation},
+              {"attempt", worker.attempt},
+              {"pid", pid}});
 }
 
-void RunRecord::Ended(int rank, uint64_t incarnation, const ProcessEnd& end, const std::string& error) {
+void RunRecord::Ended(int rank, uint64_t incarnation, const ProcessEnd& end,
+                      const std::string& error) {
   ordered_json fields = {{"rank", rank}, {"incarnation", incarnation}};
   fields.update(Describe(end));
   if (!error.empty()) fields["error"] = error;
@@ -85,7 +97,8 @@ void RunRecord::Ended(int rank, uint64_t incarnation, const ProcessEnd& end, con
 
 void RunRecord::Committed(const CommitGeneration& commit) {
   ++generations_;
-  WriteEvent(run_dir_, Seconds(), "commit", {{"generation", commit.generation}, {"members", commit.members}});
+  WriteEvent(run_dir_, Seconds(), "commit",
+             {{"generation", commit.generation}, {"members", commit.members}});
 }
 
 void RunRecord::Faulted(const RecordFault& record, const std::string& last_lines) {
@@ -157,7 +170,8 @@ absl::Status RunRecord::Finished(int exit_code, const std::string& reason) {
   }
   report["victims"] = ordered_json::array();  // those who ended after the last fault that counts
   for (const Victim& victim : victims_) {
-    ordered_json json = {{"rank", victim.rank}, {"how", victim.after_a_peer ? "failed after a peer" : "stopped by us"}};
+    ordered_json json = {{"rank", victim.rank},
+                         {"how", victim.after_a_peer ? "failed after a peer" : "stopped by us"}};
     json.update(Describe(victim.end));
     report["victims"].push_back(json);
   }

@@ -1,6 +1,7 @@
 // What a run leaves for people and programs: events.jsonl while it goes, report.json at its end.
 //
-// events.jsonl, one object a line: `t` (seconds since the start, steady clock), `at` (UTC), `event`, and its fields:
+// events.jsonl, one object a line: `t` (seconds since the start, steady clock), `at` (UTC),
+// `event`, and its fields:
 //   start, worker_started, worker_ended, commit, fault, stop_asked, stacks, finish
 // report.json: version 1; see Write. Text that is no UTF-8 has U+FFFD in its place.
 #pragma once

@@ -22,7 +22,9 @@ namespace {
 constexpr absl::Duration kLimit = absl::Seconds(10);
 constexpr int kMaxThreads = 256;
 
-void Print(int fd, std::string_view text) { WriteAll(fd, std::as_bytes(std::span(text))).IgnoreError(); }
+void Print(int fd, std::string_view text) {
+  WriteAll(fd, std::as_bytes(std::span(text))).IgnoreError();
+}
 
 // Only async-signal-safe calls: the agent has other threads.
 [[noreturn]] void BecomeStackPrinter(const char* pid, int output, pid_t agent) {
@@ -52,8 +54,9 @@ std::string DescribeProcess(pid_t pid) {
     if (entry->d_name[0] == '.') continue;
     ++threads;
     const std::string task = folder + "/task/" + entry->d_name;
-    text += fmt::format("thread {}\n  stat {}\n  wchan {}\n  syscall {}\n", entry->d_name, ReadProcFile(task + "/stat", 4096),
-                        ReadProcFile(task + "/wchan", 256), ReadProcFile(task + "/syscall", 1024));
+    text += fmt::format("thread {}\n  stat {}\n  wchan {}\n  syscall {}\n", entry->d_name,
+                        ReadProcFile(task + "/stat", 4096), ReadProcFile(task + "/wchan", 256),
+                        ReadProcFile(task + "/syscall", 1024));
   }
   return text;
 }
@@ -67,7 +70,8 @@ StackTaker::~StackTaker() {
   for (const Batch& batch : batches_) loop_.Cancel(batch.deadline);
 }
 
-void StackTaker::Take(const std::vector<StackTarget>& targets, const std::string& folder, std::function<void()> done) {
+void StackTaker::Take(const std::vector<StackTarget>& targets, const std::string& folder,
+                      std::function<void()> done) {
   const uint64_t id = next_batch_++;
   mkdir(folder.c_str(), 0777);
   batches_.push_back({id, loop_.RunAfter(kLimit, [this, id] { Kill(id); }), std::move(done)});
@@ -76,7 +80,8 @@ void StackTaker::Take(const std::vector<StackTarget>& targets, const std::string
 }
 
 void StackTaker::Start(uint64_t batch, const StackTarget& target, const std::string& folder) {
-  UniqueFd file(open(fmt::format("{}/rank{}.txt", folder, target.rank).c_str(), O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0666));
+  UniqueFd file(open(fmt::format("{}/rank{}.txt", folder, target.rank).c_str(),
+                     O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0666));
   if (!file.is_open()) return;
   Print(file.get(), DescribeProcess(target.pid) + "\n");
   const std::string pid_text = std::to_string(target.pid);
@@ -94,7 +99,8 @@ void StackTaker::Start(uint64_t batch, const StackTarget& target, const std::str
 }
 
 void StackTaker::Ended(pid_t pid) {
-  const auto child = std::find_if(children_.begin(), children_.end(), [pid](const Child& one) { return one.pid == pid; });
+  const auto child = std::find_if(children_.begin(), children_.end(),
+                                  [pid](const Child& one) { return one.pid == pid; });
   if (child == children_.end()) return;
   int status = 0;
   waitpid(pid, &status, 0);
@@ -102,9 +108,12 @@ void StackTaker::Ended(pid_t pid) {
   if (WIFSIGNALED(status)) {
     Print(child->file.get(), "native stacks are cut short: eu-stack took longer than 10 s\n");
   } else if (WEXITSTATUS(status) == 127) {
-    Print(child->file.get(), "no native stacks: eu-stack was not found in PATH (Debian: elfutils)\n");
+    Print(child->file.get(),
+          "no native stacks: eu-stack was not found in PATH (Debian: elfutils)\n");
   } else if (WEXITSTATUS(status) != 0) {
-    Print(child->file.get(), "native stacks may be missing: eu-stack failed; may we trace the process (kernel.yama.ptrace_scope)?\n");
+    Print(child->file.get(),
+          "native stacks may be missing: eu-stack failed; may we trace the process "
+          "(kernel.yama.ptrace_scope)?\n");
   }
   const uint64_t batch = child->batch;
   children_.erase(child);
@@ -121,7 +130,8 @@ void StackTaker::FinishIfDone(uint64_t id) {
   for (const Child& child : children_) {
     if (child.batch == id) return;
   }
-  const auto batch = std::find_if(batches_.begin(), batches_.end(), [id](const Batch& one) { return one.id == id; });
+  const auto batch = std::find_if(batches_.begin(), batches_.end(),
+                                  [id](const Batch& one) { return one.id == id; });
   if (batch == batches_.end()) return;
   loop_.Cancel(batch->deadline);
   const std::function<void()> done = std::move(batch->done);

@@ -1,5 +1,6 @@
-// Native stacks of workers, written to files for people. Each is taken by `eu-stack` in a child with a deadline, after what
-// /proc says of the process and its threads; a stopped process and one that waits in the kernel give theirs too.
+// Native stacks of workers, written to files for people. Each is taken by `eu-stack` in a child
+// with a deadline, after what /proc says of the process and its threads; a stopped process and one
+// that waits in the kernel give theirs too.
 #pragma once
 
 #include <sys/types.h>
@@ -21,7 +22,8 @@ struct StackTarget {
   pid_t pid;
 };
 
-// Belongs to its loop's thread. Where eu-stack is missing or may not trace, the file says so in one line.
+// Belongs to its loop's thread. Where eu-stack is missing or may not trace, the file says so in one
+// line.
 class StackTaker {
  public:
   explicit StackTaker(EventLoop& loop) : loop_(loop) {}
@@ -29,7 +31,8 @@ class StackTaker {
   ~StackTaker();
 
   // Writes <folder>/rank<r>.txt for each target; then calls `done`, after 10 s at the latest.
-  void Take(const std::vector<StackTarget>& targets, const std::string& folder, std::function<void()> done);
+  void Take(const std::vector<StackTarget>& targets, const std::string& folder,
+            std::function<void()> done);
 
  private:
   struct Child {
@@ -55,7 +58,8 @@ class StackTaker {
   uint64_t next_batch_ = 1;
 };
 
-// What /proc says of a process: state, signals, and of each thread where in the kernel it is. Never waits for it.
+// What /proc says of a process: state, signals, and of each thread where in the kernel it is. Never
+// waits for it.
 std::string DescribeProcess(pid_t pid);
 
 }  // namespace outlast

@@ -12,23 +12,27 @@
 namespace outlast {
 namespace {
 
-// Bound first, SO_REUSEADDR after: so the kernel gives a port that nobody else holds, not even with that option.
+// Bound first, SO_REUSEADDR after: so the kernel gives a port that nobody else holds, not even with
+// that option.
 absl::StatusOr<UniqueFd> BindFreePort() {
   UniqueFd held(socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
   if (!held.is_open()) return ErrnoStatus(errno, "make a socket");
   sockaddr_in address{};
   address.sin_family = AF_INET;
   address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
-  if (bind(held.get(), reinterpret_cast<sockaddr*>(&address), sizeof address) != 0) return ErrnoStatus(errno, "bind 127.0.0.1 port 0");
+  if (bind(held.get(), reinterpret_cast<sockaddr*>(&address), sizeof address) != 0)
+    return ErrnoStatus(errno, "bind 127.0.0.1 port 0");
   const int on = 1;
-  if (setsockopt(held.get(), SOL_SOCKET, SO_REUSEADDR, &on, sizeof on) != 0) return ErrnoStatus(errno, "set SO_REUSEADDR");
+  if (setsockopt(held.get(), SOL_SOCKET, SO_REUSEADDR, &on, sizeof on) != 0)
+    return ErrnoStatus(errno, "set SO_REUSEADDR");
   return held;
 }
 
 absl::StatusOr<int> PortOf(int fd) {
   sockaddr_in address{};
   socklen_t size = sizeof address;
-  if (getsockname(fd, reinterpret_cast<sockaddr*>(&address), &size) != 0) return ErrnoStatus(errno, "ask for a socket's port");
+  if (getsockname(fd, reinterpret_cast<sockaddr*>(&address), &size) != 0)
+    return ErrnoStatus(errno, "ask for a socket's port");
   return ntohs(address.sin_port);
 }
 
@@ -55,8 +59,10 @@ std::vector<std::string> EnvironmentOf(const WorkerPlace& place) {
       fmt::format("OUTLAST_RUN_DIR={}", place.run_dir),
       fmt::format("OUTLAST_INCARNATION={}", place.incarnation),
   };
-  if (place.world > 1 && std::getenv("OMP_NUM_THREADS") == nullptr) variables.push_back("OMP_NUM_THREADS=1");
-  if (std::getenv("TORCH_NCCL_ASYNC_ERROR_HANDLING") == nullptr) variables.push_back("TORCH_NCCL_ASYNC_ERROR_HANDLING=1");
+  if (place.world > 1 && std::getenv("OMP_NUM_THREADS") == nullptr)
+    variables.push_back("OMP_NUM_THREADS=1");
+  if (std::getenv("TORCH_NCCL_ASYNC_ERROR_HANDLING") == nullptr)
+    variables.push_back("TORCH_NCCL_ASYNC_ERROR_HANDLING=1");
   return variables;
 }
 

@@ -1,5 +1,6 @@
-// What the agent puts into a worker's environment: torchrun's names, so that its programs run unchanged, and OUTLAST_*
-// (outlast/run/environment.h). No name is ever resolved: addresses are numbers.
+// What the agent puts into a worker's environment: torchrun's names, so that its programs run
+// unchanged, and OUTLAST_* (outlast/run/environment.h). No name is ever resolved: addresses are
+// numbers.
 #pragma once
 
 #include <cstdint>
@@ -21,14 +22,17 @@ struct WorkerPlace {
   std::string job, run_id, run_dir;
 };
 
-// NAME=value each. Variables that are defaults only (OMP_NUM_THREADS) are left out where our own environment has them.
+// NAME=value each. Variables that are defaults only (OMP_NUM_THREADS) are left out where our own
+// environment has them.
 std::vector<std::string> EnvironmentOf(const WorkerPlace& place);
 
-// One TCP port of 127.0.0.1 a generation. It is held as a socket that is bound with SO_REUSEADDR and does not listen: while
-// it is, a stranger can neither bind nor reach the port, but the worker's own server, which sets SO_REUSEADDR too, can.
+// One TCP port of 127.0.0.1 a generation. It is held as a socket that is bound with SO_REUSEADDR
+// and does not listen: while it is, a stranger can neither bind nor reach the port, but the
+// worker's own server, which sets SO_REUSEADDR too, can.
 class MasterPorts {
  public:
-  // The port of `generation`; the same at each call. Ports of generations before the one before are let go.
+  // The port of `generation`; the same at each call. Ports of generations before the one before are
+  // let go.
   absl::StatusOr<int> Of(uint64_t generation);
 
  private:

@@ -1,13 +1,14 @@
-// Case O02, O12, D15, D17, D21 and "what bad input gets": the exit code says what happened, and a failed job never says 0.
+// Case O02, O12, D15, D17, D21 and "what bad input gets": the exit code says what happened, and a
+// failed job never says 0.
 #include "tests/fault/launched.h"
 
 namespace outlast {
 namespace {
 
 using ::testing::HasSubstr;
-using ::testing::Not;
 using testing::kSanitized;
 using testing::Launched;
+using ::testing::Not;
 using testing::Output;
 
 struct Failure {
@@ -17,18 +18,25 @@ struct Failure {
 };
 
 constexpr Failure kFailures[] = {
-    {"exit 1", 1, 0},       {"exit 2", 2, 0},
-    {"exit 7", 7, 0},       {"exit 126", 126, 0},
-    {"exit 127", 127, 0},   {"exit 128", 128, 0},
-    {"exit 255", 255, 0},   {"ulimit -c 0; kill -SEGV $$", 139, SIGSEGV},
-    {"kill -KILL $$", 137, SIGKILL}, {"kill -TERM $$", 143, SIGTERM},
+    {"exit 1", 1, 0},
+    {"exit 2", 2, 0},
+    {"exit 7", 7, 0},
+    {"exit 126", 126, 0},
+    {"exit 127", 127, 0},
+    {"exit 128", 128, 0},
+    {"exit 255", 255, 0},
+    {"ulimit -c 0; kill -SEGV $$", 139, SIGSEGV},
+    {"kill -KILL $$", 137, SIGKILL},
+    {"kill -TERM $$", 143, SIGTERM},
 };
 
 void CheckFailure(const Failure& failure, int rank, int restarts, Output output) {
-  SCOPED_TRACE(::testing::Message() << failure.script << " of rank " << rank << ", restarts " << restarts << ", output " << static_cast<int>(output));
+  SCOPED_TRACE(::testing::Message() << failure.script << " of rank " << rank << ", restarts "
+                                    << restarts << ", output " << static_cast<int>(output));
   Launched job;
   const int code = job.Run({"-n", "2", "--max-restarts", std::to_string(restarts), "--", "sh", "-c",
-                            "echo a line; [ $RANK = " + std::to_string(rank) + " ] && { " + failure.script + "; }; sleep 30"},
+                            "echo a line; [ $RANK = " + std::to_string(rank) + " ] && { " +
+                                failure.script + "; }; sleep 30"},
                            output);
   EXPECT_EQ(code, restarts == 0 ? failure.code : 83);
   const nlohmann::json report = job.Report();
@@ -74,14 +82,18 @@ TEST(ExitCode, IsZeroWhenAllFinish) {
 // Case O12: retryable codes and the limit.
 TEST(ExitCode, CountsRetryableCodesAgainstTheLimit) {
   Launched job;
-  EXPECT_EQ(job.Run({"-n", "1", "--retry", "128-255", "--max-restarts", "2", "--", "sh", "-c", "echo x >>attempts; exit 137"}), 83);
+  EXPECT_EQ(job.Run({"-n", "1", "--retry", "128-255", "--max-restarts", "2", "--", "sh", "-c",
+                     "echo x >>attempts; exit 137"}),
+            83);
   EXPECT_EQ(job.Read("attempts"), "x\nx\nx\n");
   EXPECT_EQ(job.Report()["budget"], "2 of 2");
 }
 
 TEST(ExitCode, DoesNotRetryOtherCodes) {
   Launched job;
-  EXPECT_EQ(job.Run({"-n", "1", "--retry", "128-255", "--max-restarts", "2", "--", "sh", "-c", "echo x >>attempts; exit 1"}), 1);
+  EXPECT_EQ(job.Run({"-n", "1", "--retry", "128-255", "--max-restarts", "2", "--", "sh", "-c",
+                     "echo x >>attempts; exit 1"}),
+            1);
   EXPECT_EQ(job.Read("attempts"), "x\n");
   EXPECT_THAT(job.Report()["reason"], HasSubstr("not to be tried again"));
 }
@@ -96,7 +108,9 @@ TEST(ExitCode, IsZeroWhenARetrySucceeds) {
 
 TEST(ExitCode, NeverBlamesAPeerThatWeStopped) {
   Launched job;
-  EXPECT_EQ(job.Run({"-n", "2", "--max-restarts", "0", "--", "sh", "-c", "[ $RANK = 0 ] && exit 5; sleep 30"}), 5);
+  EXPECT_EQ(job.Run({"-n", "2", "--max-restarts", "0", "--", "sh", "-c",
+                     "[ $RANK = 0 ] && exit 5; sleep 30"}),
+            5);
   const nlohmann::json report = job.Report();
   EXPECT_EQ(report["root"]["rank"], 0);
   ASSERT_EQ(report["victims"].size(), 1u);
@@ -114,16 +128,21 @@ TEST(ExitCode, ObeysAWorkerThatWantsNoRestart) {
 // Case D17: several at once, rank 0 among them.
 TEST(ExitCode, IsTheFirstOnesWhenSeveralAreKilled) {
   Launched job;
-  EXPECT_EQ(job.Run({"-n", "3", "--max-restarts", "0", "--", "sh", "-c", "[ $RANK != 2 ] && kill -KILL $$; sleep 30"}), 137);
+  EXPECT_EQ(job.Run({"-n", "3", "--max-restarts", "0", "--", "sh", "-c",
+                     "[ $RANK != 2 ] && kill -KILL $$; sleep 30"}),
+            137);
 }
 
 TEST(ExitCode, ComesWithTheLastLinesOfTheOneThatFailed) {
   Launched job;
-  EXPECT_EQ(job.Run({"-n", "1", "--max-restarts", "0", "--", "sh", "-c", "printf 'why: \\377\\n' >&2; exit 4"}), 4);
+  EXPECT_EQ(job.Run({"-n", "1", "--max-restarts", "0", "--", "sh", "-c",
+                     "printf 'why: \\377\\n' >&2; exit 4"}),
+            4);
   EXPECT_THAT(job.Report()["root"]["last_lines"], HasSubstr("why: "));
 }
 
-// --- Bad input --------------------------------------------------------------------------------------------------------
+// --- Bad input
+// --------------------------------------------------------------------------------------------------------
 
 void ExpectRefused(std::vector<std::string> arguments, const std::string& line) {
   SCOPED_TRACE(::testing::PrintToString(arguments));
@@ -136,7 +155,8 @@ void ExpectRefused(std::vector<std::string> arguments, const std::string& line) 
 }
 
 TEST(BadInput, IsRefusedInOneLineBeforeAWorkerRan) {
-  ExpectRefused({"-n", "2", "--", "no-such-command"}, "command 'no-such-command': not found in PATH");
+  ExpectRefused({"-n", "2", "--", "no-such-command"},
+                "command 'no-such-command': not found in PATH");
   ExpectRefused({"-n", "2", "--", "./missing"}, "command './missing': no such file");
   ExpectRefused({"-n", "2", "--", "/etc/passwd"}, "the file is not executable");
   ExpectRefused({"-n", "2", "--", "/etc"}, "not a file");
@@ -149,9 +169,11 @@ TEST(BadInput, IsRefusedInOneLineBeforeAWorkerRan) {
   ExpectRefused({"-n", "2"}, "no command");
   ExpectRefused({"-n", "2", "--frobnicate", "--", "true"}, "unknown flag '--frobnicate'");
   ExpectRefused({"-n", "2", "--max-restarts", "-1", "--", "true"}, "--max-restarts '-1'");
-  ExpectRefused({"-n", "2", "--grace", "soon", "--", "true"}, "--grace 'soon': seconds, 0 or more wanted");
+  ExpectRefused({"-n", "2", "--grace", "soon", "--", "true"},
+                "--grace 'soon': seconds, 0 or more wanted");
   ExpectRefused({"-n", "2", "--preempt-exit", "256", "--", "true"}, "--preempt-exit '256'");
-  ExpectRefused({"-n", "2", "--run-dir", "/proc/nowhere", "--", "true"}, "--run-dir '/proc/nowhere'");
+  ExpectRefused({"-n", "2", "--run-dir", "/proc/nowhere", "--", "true"},
+                "--run-dir '/proc/nowhere'");
 }
 
 TEST(BadInput, OfTheEnvironmentIsNamedToo) {
@@ -163,14 +185,18 @@ TEST(BadInput, OfTheEnvironmentIsNamedToo) {
 
 TEST(BadInput, AWorkingDirectoryThatIsGone) {
   Launched job;
-  job.StartProgram({"/bin/sh", "-c", std::string("mkdir gone; cd gone; rmdir ../gone; exec ") + OUTLAST_TOOL + " run -n 1 -- true"});
+  job.StartProgram({"/bin/sh", "-c",
+                    std::string("mkdir gone; cd gone; rmdir ../gone; exec ") + OUTLAST_TOOL +
+                        " run -n 1 -- true"});
   EXPECT_EQ(job.Wait().code, 85);
   EXPECT_THAT(job.Read("err"), HasSubstr("the working directory was removed"));
 }
 
 TEST(BadInput, AProgramThatTheKernelCannotRun) {
   Launched job;
-  job.Write("garbage", "\x7f" "ELF but not really");
+  job.Write("garbage",
+            "\x7f"
+            "ELF but not really");
   ASSERT_EQ(chmod(job.Path("garbage").c_str(), 0755), 0);
   EXPECT_EQ(job.Run({"-n", "2", "--", "./garbage"}), 85);
   EXPECT_THAT(job.Read("err"), HasSubstr("run the command: Exec format error"));
@@ -181,7 +207,8 @@ TEST(BadInput, AFullDiskEndsTheRunWithALine) {
   Launched job;
   std::filesystem::create_directory(job.Path("small"));
   job.StartProgram({"/usr/bin/unshare", "-m", "sh", "-c",
-                    std::string("mount -t tmpfs -o nr_inodes=6 tmpfs small || exit 99; exec ") + OUTLAST_TOOL + " run -n 2 --run-dir small -- true"});
+                    std::string("mount -t tmpfs -o nr_inodes=6 tmpfs small || exit 99; exec ") +
+                        OUTLAST_TOOL + " run -n 2 --run-dir small -- true"});
   const int code = job.Wait().code;
   if (code == 99) GTEST_SKIP() << "may not mount";
   EXPECT_EQ(code, 85);

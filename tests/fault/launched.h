@@ -68,7 +68,9 @@ class Launched {
     return {std::istream_iterator<pid_t>(text), {}};
   }
   void MakeFifo(const std::string& name) const { ASSERT_EQ(mkfifo(Path(name).c_str(), 0600), 0); }
-  void Write(const std::string& name, const std::string& text) const { std::ofstream(Path(name), std::ios::binary) << text; }
+  void Write(const std::string& name, const std::string& text) const {
+    std::ofstream(Path(name), std::ios::binary) << text;
+  }
 
   // `outlast run ARGUMENTS`, in the folder; its output goes to "out" and "err".
   void Start(std::vector<std::string> arguments, Output output = Output::kFile) {
@@ -112,7 +114,8 @@ class Launched {
     std::string shown;
     char buffer[4096];
     ssize_t count;
-    while (terminal_.is_open() && (count = read(terminal_.get(), buffer, sizeof buffer)) > 0) shown.append(buffer, static_cast<size_t>(count));
+    while (terminal_.is_open() && (count = read(terminal_.get(), buffer, sizeof buffer)) > 0)
+      shown.append(buffer, static_cast<size_t>(count));
     if (terminal_.is_open()) Write("terminal", shown);
     int status = 0;
     rusage usage{};
@@ -127,7 +130,9 @@ class Launched {
     return Wait().code;
   }
 
-  nlohmann::json Report() const { return nlohmann::json::parse(Read("outlast-runs/latest/report.json"), nullptr, false); }
+  nlohmann::json Report() const {
+    return nlohmann::json::parse(Read("outlast-runs/latest/report.json"), nullptr, false);
+  }
 
   // Blocks until a worker has written a line to the fifo; the line.
   std::string AwaitFifo(const std::string& name) const {
@@ -149,7 +154,8 @@ inline bool is_alive(pid_t pid) {
   return info.has_value() && !info->is_zombie();
 }
 
-// Waits until the processes have ended, by their pidfds; the number of those that had not within the limit.
+// Waits until the processes have ended, by their pidfds; the number of those that had not within
+// the limit.
 inline int CountAliveAfter(const std::vector<pid_t>& pids, absl::Duration limit) {
   const int64_t deadline = MonotonicNanos() + absl::ToInt64Nanoseconds(limit * TimeFactor());
   int alive = 0;
@@ -163,10 +169,12 @@ inline int CountAliveAfter(const std::vector<pid_t>& pids, absl::Duration limit)
   return alive;
 }
 
-// A shell fragment: starts helpers that hide more and more (in the group; own session; forked twice; forked twice with own
-// session and a cleared environment), and appends their pids to `file`.
+// A shell fragment: starts helpers that hide more and more (in the group; own session; forked
+// twice; forked twice with own session and a cleared environment), and appends their pids to
+// `file`.
 inline std::string HidingHelpers(const std::string& file) {
-  return "sleep 300 & echo $! >>" + file + "; setsid sleep 301 & echo $! >>" + file + "; (setsid sh -c 'sleep 302 & echo $! >>" + file +
+  return "sleep 300 & echo $! >>" + file + "; setsid sleep 301 & echo $! >>" + file +
+         "; (setsid sh -c 'sleep 302 & echo $! >>" + file +
          "'); (setsid env -i PATH=/usr/bin:/bin sh -c '(sleep 303 & echo $! >>" + file + ")'); ";
 }
 

@@ -6,7 +6,8 @@ namespace {
 
 using testing::Launched;
 
-// Rank 0 serves on MASTER_PORT with SO_REUSEADDR, as torch's store does, and rank 1 asks it for its run id.
+// Rank 0 serves on MASTER_PORT with SO_REUSEADDR, as torch's store does, and rank 1 asks it for its
+// run id.
 constexpr char kProgram[] = R"(
 import os, socket, time
 address = (os.environ['MASTER_ADDR'], int(os.environ['MASTER_PORT']))
@@ -55,10 +56,12 @@ TEST_F(NetworkTest, NeedsNoNameResolution) {
   if (geteuid() != 0) GTEST_SKIP() << "needs root for a mount namespace";
   Launched job;
   job.Write("program.py", kProgram);
-  job.StartProgram({"/usr/bin/unshare", "-m", "sh", "-c",
-                    std::string("mount --bind /dev/null /etc/hosts && mount --bind /dev/null /etc/resolv.conf && "
-                                "mount --bind /dev/null /etc/nsswitch.conf || exit 99; exec ") +
-                        OUTLAST_TOOL + " run -n 2 --max-restarts 0 program.py"});
+  job.StartProgram(
+      {"/usr/bin/unshare", "-m", "sh", "-c",
+       std::string(
+           "mount --bind /dev/null /etc/hosts && mount --bind /dev/null /etc/resolv.conf && "
+           "mount --bind /dev/null /etc/nsswitch.conf || exit 99; exec ") +
+           OUTLAST_TOOL + " run -n 2 --max-restarts 0 program.py"});
   const int code = job.Wait().code;
   if (code == 99) GTEST_SKIP() << "may not mount";
   EXPECT_EQ(code, 0) << job.Read("err");

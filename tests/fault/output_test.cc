@@ -6,10 +6,10 @@ namespace {
 
 using namespace std::string_view_literals;
 using ::testing::HasSubstr;
-using ::testing::StartsWith;
 using testing::kSanitized;
 using testing::Launched;
 using testing::Output;
+using ::testing::StartsWith;
 
 constexpr std::string_view kOddLine = "\xff\xc3( cut \xe2\x82 nul \0 here\n"sv;
 
@@ -17,7 +17,9 @@ TEST(Output, BeginsWithTheRunsFolder) {
   Launched job;
   EXPECT_EQ(job.Run({"-n", "1", "--run-dir", "runs", "--job", "night", "--", "true"}), 0);
   const std::string first = job.Read("err").substr(0, job.Read("err").find('\n'));
-  EXPECT_THAT(first, StartsWith("outlast: RUN_DIR " + std::filesystem::canonical(job.folder()).string() + "/runs/night-"));
+  EXPECT_THAT(first,
+              StartsWith("outlast: RUN_DIR " + std::filesystem::canonical(job.folder()).string() +
+                         "/runs/night-"));
   EXPECT_TRUE(std::filesystem::exists(job.Path("runs/latest/logs/g1/rank0.out")));
 }
 
@@ -34,7 +36,8 @@ TEST(Output, GoesToFilesAsItIsAndToTheConsoleLineByLine) {
   for (const char* rank : {"0", "1"}) {
     const std::string prefix = std::string("[") + rank + "] ";
     for (int i = 0; i < 1000; ++i) {
-      ASSERT_NE(shown.find("\n" + prefix + "line " + std::to_string(i) + "\n"), std::string::npos) << rank << " " << i;
+      ASSERT_NE(shown.find("\n" + prefix + "line " + std::to_string(i) + "\n"), std::string::npos)
+          << rank << " " << i;
     }
     EXPECT_NE(shown.find(prefix + "no end\n"), std::string::npos);
     EXPECT_NE(shown.find(prefix + std::string(1 << 20, 'x') + "\n"), std::string::npos);
@@ -52,10 +55,12 @@ TEST(Output, GoesToFilesAsItIsAndToTheConsoleLineByLine) {
 TEST(Output, OfAFloodCostsBoundedMemoryAndNoTimeWhenNobodyReads) {
   Launched job;
   const std::string bytes = kSanitized ? "50000000" : "1000000000";
-  job.Start({"-n", "1", "--", "sh", "-c", "yes a line of a flood | head -c " + bytes}, Output::kPipeUnread);
+  job.Start({"-n", "1", "--", "sh", "-c", "yes a line of a flood | head -c " + bytes},
+            Output::kPipeUnread);
   const testing::Ending ending = job.Wait();
   EXPECT_EQ(ending.code, 0);
-  EXPECT_EQ(std::filesystem::file_size(job.Path("outlast-runs/latest/logs/g1/rank0.out")), std::stoull(bytes));
+  EXPECT_EQ(std::filesystem::file_size(job.Path("outlast-runs/latest/logs/g1/rank0.out")),
+            std::stoull(bytes));
   if (!kSanitized) {
     EXPECT_LT(ending.max_rss_kib, 64 << 10);
   }
@@ -63,14 +68,18 @@ TEST(Output, OfAFloodCostsBoundedMemoryAndNoTimeWhenNobodyReads) {
 
 TEST(Output, ToAReaderThatLeavesHarmsNobody) {
   Launched job;
-  EXPECT_EQ(job.Run({"-n", "2", "--", "sh", "-c", "i=0; while [ $i -lt 5000 ]; do echo line; i=$((i+1)); done"}, Output::kPipeToHead), 0);
+  EXPECT_EQ(job.Run({"-n", "2", "--", "sh", "-c",
+                     "i=0; while [ $i -lt 5000 ]; do echo line; i=$((i+1)); done"},
+                    Output::kPipeToHead),
+            0);
   const std::string file = job.Read("outlast-runs/latest/logs/g1/rank0.out");
   EXPECT_EQ(std::count(file.begin(), file.end(), '\n'), 5000);
 }
 
 TEST(Output, InputReachesRankZeroWhenItIsAlone) {
   Launched job;
-  job.StartProgram({"/bin/sh", "-c", std::string("echo hello | ") + OUTLAST_TOOL + " run -n 1 -- cat"});
+  job.StartProgram(
+      {"/bin/sh", "-c", std::string("echo hello | ") + OUTLAST_TOOL + " run -n 1 -- cat"});
   EXPECT_EQ(job.Wait().code, 0);
   EXPECT_EQ(job.Read("out"), "[0] hello\n");
 }
@@ -78,7 +87,11 @@ TEST(Output, InputReachesRankZeroWhenItIsAlone) {
 TEST(Output, OfPythonComesLineByLine) {
   if (access("/usr/bin/python3", X_OK) != 0) GTEST_SKIP() << "no python3";
   Launched job;
-  job.Write("program.py", "import os, sys\nprint('rank', os.environ['RANK'], sys.argv[1:])\nos._exit(0)\n");  // no flush at exit
+  job.Write(
+      "program.py",
+      "import os, sys\nprint('rank', os.environ['RANK'], sys.argv[1:])\nos._exit(0)\n");  // no
+                                                                                          // flush
+                                                                                          // at exit
   EXPECT_EQ(job.Run({"-n", "1", "program.py", "--lr", "3"}), 0);
   EXPECT_EQ(job.Read("out"), "[0] rank 0 ['--lr', '3']\n");
 }

@@ -4,8 +4,8 @@
 namespace outlast {
 namespace {
 
-using ::testing::HasSubstr;
 using testing::CountAliveAfter;
+using ::testing::HasSubstr;
 using testing::HidingHelpers;
 using testing::is_alive;
 using testing::kSanitized;
@@ -16,7 +16,8 @@ constexpr int kKillRuns = kSanitized ? 5 : 100;
 
 // Rank 0 is ready when its helpers run; then the test goes on.
 std::string ReadyScript() {
-  return "echo $$ >>pids; " + HidingHelpers("pids") + "[ $RANK = 0 ] && echo ready >ready; wait; sleep 300";
+  return "echo $$ >>pids; " + HidingHelpers("pids") +
+         "[ $RANK = 0 ] && echo ready >ready; wait; sleep 300";
 }
 
 void ExpectNoneAlive(const std::vector<pid_t>& pids, absl::Duration limit) {
@@ -31,13 +32,17 @@ TEST(ProcessTree, OfAnAttemptIsGoneBeforeTheNextOneStarts) {
   Launched job;
   job.MakeFifo("fifo");
   const std::string helpers =
-      "sleep 300 & echo $! >>pids.a$A; setsid sleep 301 & echo $! >>pids.a$A; (setsid sh -c 'sleep 302 & echo $! >>pids.a'$A); ";
-  const int code = job.Run({"-n", "2", "--max-restarts", "1", "--", "sh", "-c",
-                            "A=$TORCHELASTIC_RESTART_COUNT; "
-                            "[ $A = 1 ] && { for p in $(cat pids.a0); do kill -0 $p 2>/dev/null && echo $p >>survivors; done; }; "
-                            "echo $$ >>pids.a$A; " + helpers +
-                            "[ $A = 1 ] && { echo checked >>checks; exit 0; }; "
-                            "[ $RANK = 0 ] && { echo here >fifo; wait; }; cat fifo >/dev/null; exit 3"});
+      "sleep 300 & echo $! >>pids.a$A; setsid sleep 301 & echo $! >>pids.a$A; (setsid sh -c 'sleep "
+      "302 & echo $! >>pids.a'$A); ";
+  const int code =
+      job.Run({"-n", "2", "--max-restarts", "1", "--", "sh", "-c",
+               "A=$TORCHELASTIC_RESTART_COUNT; "
+               "[ $A = 1 ] && { for p in $(cat pids.a0); do kill -0 $p 2>/dev/null && echo $p "
+               ">>survivors; done; }; "
+               "echo $$ >>pids.a$A; " +
+                   helpers +
+                   "[ $A = 1 ] && { echo checked >>checks; exit 0; }; "
+                   "[ $RANK = 0 ] && { echo here >fifo; wait; }; cat fifo >/dev/null; exit 3"});
   EXPECT_EQ(code, 0);
   EXPECT_EQ(job.Read("checks"), "checked\nchecked\n");
   EXPECT_EQ(job.Read("survivors"), "");
@@ -83,7 +88,8 @@ TEST(ProcessTree, EndsWhenTheGuardianIsKilledAndTheAgentSaysSo) {
     ASSERT_EQ(guardian.size(), 1u);
     kill(guardian[0], SIGKILL);
     EXPECT_EQ(job.Wait().code, 84);
-    EXPECT_THAT(job.Read("err"), HasSubstr("the guardian (process " + std::to_string(guardian[0]) + ") was killed"));
+    EXPECT_THAT(job.Read("err"),
+                HasSubstr("the guardian (process " + std::to_string(guardian[0]) + ") was killed"));
     ExpectNoneAlive(job.ReadPids("pids"), absl::ZeroDuration());
     if (HasFailure()) return;
   }
@@ -93,7 +99,8 @@ TEST(ProcessTree, LeavesNoZombieWhileTheJobRuns) {
   Launched job;
   job.MakeFifo("ready");
   job.MakeFifo("go");
-  job.Start({"-n", "1", "--", "sh", "-c", "for i in 1 2 3 4 5; do (setsid true &); done; echo ready >ready; cat go"});
+  job.Start({"-n", "1", "--", "sh", "-c",
+             "for i in 1 2 3 4 5; do (setsid true &); done; echo ready >ready; cat go"});
   job.AwaitFifo("ready");
   const pid_t guardian = ChildrenOf(job.pid()).at(0);
   job.Write("go", "now\n");
@@ -106,13 +113,15 @@ TEST(ProcessTree, CostsTheAgentNoDescriptorsOverRestarts) {
   Launched job;
   const int code = job.Run({"-n", "2", "--max-restarts", "3", "--", "sh", "-c",
                             "agent=$(sed -n 's/^PPid:.//p' /proc/$PPID/status); "
-                            "[ $RANK = 0 ] && { ls /proc/$agent/fd | wc -l >>agent_fds; ls /proc/$PPID/fd | wc -l >>guardian_fds; exit "
+                            "[ $RANK = 0 ] && { ls /proc/$agent/fd | wc -l >>agent_fds; ls "
+                            "/proc/$PPID/fd | wc -l >>guardian_fds; exit "
                             "$((TORCHELASTIC_RESTART_COUNT + 1)); }; sleep 300"});
   EXPECT_EQ(code, 83);
   for (const char* name : {"agent_fds", "guardian_fds"}) {
     const std::vector<pid_t> counts = job.ReadPids(name);
     ASSERT_EQ(counts.size(), 4u);
-    EXPECT_LE(counts[3], counts[1] + 1) << name;  // the console may still hold one that it is about to close
+    EXPECT_LE(counts[3], counts[1] + 1)
+        << name;  // the console may still hold one that it is about to close
   }
 }
 

@@ -36,7 +36,8 @@ TEST(Signal, WarningsReachAProgramThatCatchesThem) {
   for (const auto& [signal, name] : {std::pair{SIGUSR1, "USR1"}, {SIGUSR2, "USR2"}}) {
     Launched job;
     job.MakeFifo("ready");
-    job.Start({"-n", "1", "--", "sh", "-c", Waiting(std::string("trap 'echo got ") + name + "; exit 0' " + name + ";")});
+    job.Start({"-n", "1", "--", "sh", "-c",
+               Waiting(std::string("trap 'echo got ") + name + "; exit 0' " + name + ";")});
     job.AwaitFifo("ready");
     kill(job.pid(), signal);
     EXPECT_EQ(job.Wait().code, 81);
@@ -86,7 +87,9 @@ TEST(Signal, ASecondCtrlCHurries) {
   Launched job;
   job.MakeFifo("ready");
   job.MakeFifo("first");
-  job.Start({"-n", "1", "--grace", "600", "--", "sh", "-c", Waiting("trap '' TERM; trap 'echo here >first' INT;")}, Output::kTerminal);
+  job.Start({"-n", "1", "--grace", "600", "--", "sh", "-c",
+             Waiting("trap '' TERM; trap 'echo here >first' INT;")},
+            Output::kTerminal);
   job.AwaitFifo("ready");
   job.Type("\x03");
   job.AwaitFifo("first");
@@ -98,12 +101,16 @@ TEST(Signal, QuitWritesTheStacksOfAllRanksAndGoesOn) {
   Launched job;
   job.MakeFifo("ready");
   job.MakeFifo("go");
-  job.Start({"-n", "2", "--", "sh", "-c", "[ $RANK = 0 ] && { echo ready >ready; read line <go; exit 0; }; [ -e outlast-runs/latest/stacks/1 ]; read line <go"});
+  job.Start({"-n", "2", "--", "sh", "-c",
+             "[ $RANK = 0 ] && { echo ready >ready; read line <go; exit 0; }; [ -e "
+             "outlast-runs/latest/stacks/1 ]; read line <go"});
   job.AwaitFifo("ready");
   kill(job.pid(), SIGQUIT);
   // The event is written when all stacks are; a worker reads it for us, so the test needs no clock.
-  while (job.Read("outlast-runs/latest/events.jsonl").find("\"stacks\"") == std::string::npos) sched_yield();
-  const std::string stacks = job.Read("outlast-runs/latest/stacks/1/rank0.txt") + job.Read("outlast-runs/latest/stacks/1/rank1.txt");
+  while (job.Read("outlast-runs/latest/events.jsonl").find("\"stacks\"") == std::string::npos)
+    sched_yield();
+  const std::string stacks = job.Read("outlast-runs/latest/stacks/1/rank0.txt") +
+                             job.Read("outlast-runs/latest/stacks/1/rank1.txt");
   EXPECT_THAT(stacks, HasSubstr("State:"));
   EXPECT_THAT(stacks, HasSubstr("wchan"));
   if (access("/usr/bin/eu-stack", X_OK) == 0) {
@@ -119,11 +126,14 @@ TEST(Signal, StacksSayWhyThereAreNone) {
   job.MakeFifo("go");
   std::filesystem::create_directory(job.Path("bin"));
   std::filesystem::create_symlink("/bin/sh", job.Path("bin/sh"));
-  job.StartProgram({"/usr/bin/env", "PATH=" + job.Path("bin"), OUTLAST_TOOL, "run", "-n", "1", "--", "sh", "-c", "echo ready >ready; read line <go"});
+  job.StartProgram({"/usr/bin/env", "PATH=" + job.Path("bin"), OUTLAST_TOOL, "run", "-n", "1", "--",
+                    "sh", "-c", "echo ready >ready; read line <go"});
   job.AwaitFifo("ready");
   kill(job.pid(), SIGQUIT);
-  while (job.Read("outlast-runs/latest/events.jsonl").find("\"stacks\"") == std::string::npos) sched_yield();
-  EXPECT_THAT(job.Read("outlast-runs/latest/stacks/1/rank0.txt"), HasSubstr("eu-stack was not found"));
+  while (job.Read("outlast-runs/latest/events.jsonl").find("\"stacks\"") == std::string::npos)
+    sched_yield();
+  EXPECT_THAT(job.Read("outlast-runs/latest/stacks/1/rank0.txt"),
+              HasSubstr("eu-stack was not found"));
   job.Write("go", "now\n");
   EXPECT_EQ(job.Wait().code, 0);
 }
@@ -132,7 +142,9 @@ TEST(Signal, ThatWasIgnoredFromTheStartStaysIgnored) {
   Launched job;
   job.MakeFifo("ready");
   job.MakeFifo("go");
-  job.StartProgram({"/bin/sh", "-c", std::string("trap '' HUP; exec ") + OUTLAST_TOOL + " run -n 1 -- sh -c 'echo ready >ready; read line <go'"});
+  job.StartProgram({"/bin/sh", "-c",
+                    std::string("trap '' HUP; exec ") + OUTLAST_TOOL +
+                        " run -n 1 -- sh -c 'echo ready >ready; read line <go'"});
   job.AwaitFifo("ready");
   kill(job.pid(), SIGHUP);  // as nohup promises
   job.Write("go", "now\n");

@@ -26,12 +26,16 @@ class ConsoleTest : public ::testing::Test {
  protected:
   ConsoleTest() : folder_(::testing::TempDir() + "/console_test_XXXXXX") {
     EXPECT_NE(mkdtemp(folder_.data()), nullptr);
-    output_ = UniqueFd(open((folder_ + "/console.out").c_str(), O_RDWR | O_CREAT | O_APPEND | O_CLOEXEC, 0644));
-    error_ = UniqueFd(open((folder_ + "/console.err").c_str(), O_RDWR | O_CREAT | O_APPEND | O_CLOEXEC, 0644));
+    output_ = UniqueFd(
+        open((folder_ + "/console.out").c_str(), O_RDWR | O_CREAT | O_APPEND | O_CLOEXEC, 0644));
+    error_ = UniqueFd(
+        open((folder_ + "/console.err").c_str(), O_RDWR | O_CREAT | O_APPEND | O_CLOEXEC, 0644));
   }
 
   std::string PathOf(int rank) const { return folder_ + "/rank" + std::to_string(rank); }
-  void Write(int rank, std::string_view bytes) const { std::ofstream(PathOf(rank), std::ios::app | std::ios::binary) << bytes; }
+  void Write(int rank, std::string_view bytes) const {
+    std::ofstream(PathOf(rank), std::ios::app | std::ios::binary) << bytes;
+  }
   std::string Shown() const { return ReadProcFile(folder_ + "/console.out", 512 << 20); }
   std::string Errors() const { return ReadProcFile(folder_ + "/console.err", 1 << 20); }
 
@@ -49,7 +53,8 @@ TEST_F(ConsoleTest, PutsThePrefixBeforeEachLine) {
   EXPECT_EQ(Errors(), "outlast: ours\n");
 }
 
-// Case O05, D19: bytes go through as they are, a line ends at \n, \r\n or \r, and the last one is completed.
+// Case O05, D19: bytes go through as they are, a line ends at \n, \r\n or \r, and the last one is
+// completed.
 TEST_F(ConsoleTest, PassesOnAnyBytes) {
   constexpr std::string_view kOdd = "\xff\xc3\x28 nul:\0 \x1b[31mred\x1b[0m\n"sv;
   const std::string odd(kOdd);
@@ -57,7 +62,8 @@ TEST_F(ConsoleTest, PassesOnAnyBytes) {
   auto console = Console::Start(output_.get(), error_.get()).value();
   console->Follow(0, PathOf(0), "[0] ", Console::Stream::kOutput);
   console->Stop();
-  EXPECT_EQ(Shown(), "[0] " + odd + "[0] 10%\r[0] 20%\r[0] 30%\r\n[0] \n[0] last without end \xe2\x82\n");
+  EXPECT_EQ(Shown(),
+            "[0] " + odd + "[0] 10%\r[0] 20%\r[0] 30%\r\n[0] \n[0] last without end \xe2\x82\n");
 }
 
 TEST_F(ConsoleTest, ShowsALongLineWholeAmongThoseOfOthers) {
@@ -72,7 +78,8 @@ TEST_F(ConsoleTest, ShowsALongLineWholeAmongThoseOfOthers) {
   EXPECT_THAT(shown, HasSubstr("[0] before\n"));
   EXPECT_NE(shown.find("[0] " + longest + "\n"), std::string::npos);
   EXPECT_THAT(shown, HasSubstr("[0] after\n"));
-  for (int i = 0; i < 1000; ++i) ASSERT_NE(shown.find("[1] line " + std::to_string(i) + "\n"), std::string::npos) << i;
+  for (int i = 0; i < 1000; ++i)
+    ASSERT_NE(shown.find("[1] line " + std::to_string(i) + "\n"), std::string::npos) << i;
 }
 
 TEST_F(ConsoleTest, CutsALineThatIsTooLong) {
@@ -97,7 +104,8 @@ TEST_F(ConsoleTest, ShowsLinesWhileTheFileGrows) {
     Write(0, line);
     const std::string wanted = std::string("[0] ") + line;
     std::string found(wanted.size(), '\0');
-    ASSERT_EQ(read(reader.get(), found.data(), found.size()), static_cast<ssize_t>(found.size()));  // blocks until it is there
+    ASSERT_EQ(read(reader.get(), found.data(), found.size()),
+              static_cast<ssize_t>(found.size()));  // blocks until it is there
     EXPECT_EQ(found, wanted);
   }
 }
@@ -139,7 +147,8 @@ TEST_F(ConsoleTest, SkipsAndCountsWhatAReaderCannotFollow) {
   std::string shown;
   std::thread drain([&] {
     char buffer[64 << 10];
-    for (ssize_t count; (count = read(reader.get(), buffer, sizeof buffer)) > 0;) shown.append(buffer, static_cast<size_t>(count));
+    for (ssize_t count; (count = read(reader.get(), buffer, sizeof buffer)) > 0;)
+      shown.append(buffer, static_cast<size_t>(count));
   });
   console->Stop();
   console.reset();
@@ -158,13 +167,16 @@ TEST_F(ConsoleTest, SkipsAndCountsWhatAReaderCannotFollow) {
 // Case D23, D19.
 TEST_F(ConsoleTest, CountsEveryLineOfManyFilesAndClosesThem) {
   auto console = Console::Start(output_.get(), error_.get()).value();
-  const auto descriptors = [] { return std::distance(std::filesystem::directory_iterator("/proc/self/fd"), {}); };
+  const auto descriptors = [] {
+    return std::distance(std::filesystem::directory_iterator("/proc/self/fd"), {});
+  };
   const auto before = descriptors();
   for (int rank = 0; rank < 32; ++rank) {
     std::string text;
     for (int i = 0; i < 1000; ++i) text += "line\n";
     Write(rank, text);
-    console->Follow(static_cast<uint64_t>(rank), PathOf(rank), "[" + std::to_string(rank) + "] ", Console::Stream::kOutput);
+    console->Follow(static_cast<uint64_t>(rank), PathOf(rank), "[" + std::to_string(rank) + "] ",
+                    Console::Stream::kOutput);
     console->Retire(static_cast<uint64_t>(rank));
   }
   console->Follow(99, folder_ + "/never", "[99] ", Console::Stream::kOutput);
@@ -179,12 +191,15 @@ TEST(RunDir, HasAUniqueFolderALinkAndItsSubfolders) {
   std::string parent = ::testing::TempDir() + "/run_dir_test_XXXXXX";
   ASSERT_NE(mkdtemp(parent.data()), nullptr);
   const Id128 run_id = Id128::FromHex("abcd0000000000000000000000000000").value();
-  const auto dir = RunDir::Create(parent + "/a/b", "job", absl::FromUnixSeconds(1'700'000'000), run_id).value();
+  const auto dir =
+      RunDir::Create(parent + "/a/b", "job", absl::FromUnixSeconds(1'700'000'000), run_id).value();
   EXPECT_THAT(dir.path(), HasSubstr("/a/b/job-20231114T221320Z-abcd"));
   char target[256] = {};
   ASSERT_GT(readlink((parent + "/a/b/latest").c_str(), target, sizeof target), 0);
   EXPECT_STREQ(target, "job-20231114T221320Z-abcd");
-  EXPECT_EQ(RunDir::Create(parent + "/a/b", "job", absl::FromUnixSeconds(1'700'000'000), run_id).status().code(),
+  EXPECT_EQ(RunDir::Create(parent + "/a/b", "job", absl::FromUnixSeconds(1'700'000'000), run_id)
+                .status()
+                .code(),
             absl::StatusCode::kAlreadyExists);
 
   const auto logs = dir.OpenLogs(2, 7).value();

@@ -29,16 +29,22 @@ class GuardianTest : public ::testing::Test {
     GuardianCommand wanted{command[0], command, "cafe", {}};
     sigprocmask(SIG_SETMASK, nullptr, &wanted.signal_mask);
     guardian_ = Guardian::Fork(wanted).value();
-    folder_ = ::testing::TempDir() + "/guardian_test_" + std::to_string(getpid()) + "_" + std::to_string(guardian_->pid());
+    folder_ = ::testing::TempDir() + "/guardian_test_" + std::to_string(getpid()) + "_" +
+              std::to_string(guardian_->pid());
     ASSERT_EQ(mkdir(folder_.c_str(), 0755), 0);
   }
 
   void Spawn(int slot, uint64_t incarnation = 1, std::vector<std::string> environment = {}) {
     const UniqueFd null(open("/dev/null", O_RDWR | O_CLOEXEC));
-    const UniqueFd output(open((folder_ + "/out").c_str(), O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0644));
+    const UniqueFd output(
+        open((folder_ + "/out").c_str(), O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0644));
     environment.push_back("SLOT=" + std::to_string(slot));
     environment.push_back("FOLDER=" + folder_);
-    WorkerSpec spec{slot, incarnation, environment, {null.get(), output.get(), output.get()}, {{"EXTRA_FD", output.get()}}};
+    WorkerSpec spec{slot,
+                    incarnation,
+                    environment,
+                    {null.get(), output.get(), output.get()},
+                    {{"EXTRA_FD", output.get()}}};
     ASSERT_TRUE(guardian_->Spawn(spec).ok());
   }
 
@@ -64,7 +70,9 @@ class GuardianTest : public ::testing::Test {
     text << file.rdbuf();
     return text.str();
   }
-  void MakeFifo(const std::string& name) { ASSERT_EQ(mkfifo((folder_ + "/" + name).c_str(), 0600), 0); }
+  void MakeFifo(const std::string& name) {
+    ASSERT_EQ(mkfifo((folder_ + "/" + name).c_str(), 0600), 0);
+  }
 
   std::string Output() const { return ReadProcFile(folder_ + "/out", 1 << 20); }
   static bool is_alive(pid_t pid) {
@@ -92,7 +100,9 @@ TEST_F(GuardianTest, TellsHowAWorkerEnded) {
 
 TEST_F(GuardianTest, GivesAWorkerItsGroupItsVariablesAndItsDescriptors) {
   setenv("OUTLAST_TEST_INHERITED", "yes", 1);
-  Start({"/bin/sh", "-c", "echo $OUTLAST_TEST_INHERITED $OUTLAST_SLOT_TAG >>/proc/self/fd/$EXTRA_FD; cut -d' ' -f5 /proc/self/stat; echo $$"});
+  Start({"/bin/sh", "-c",
+         "echo $OUTLAST_TEST_INHERITED $OUTLAST_SLOT_TAG >>/proc/self/fd/$EXTRA_FD; cut -d' ' -f5 "
+         "/proc/self/stat; echo $$"});
   Spawn(3, 5);
   const pid_t pid = Await<WorkerStarted>().pid;
   Await<TreeGone>();
@@ -110,7 +120,8 @@ TEST_F(GuardianTest, TellsWhyACommandCouldNotBeRun) {
 // Case O01 (d, e): a helper that changed its session, and one that was forked twice besides.
 TEST_F(GuardianTest, KillsTheHelpersOfAWorkerThatEndedBeforeItsSlotIsFilled) {
   Start({"/bin/sh", "-c",
-         "[ $ATTEMPT = 1 ] && { for p in $(cat $FOLDER/pids); do kill -0 $p 2>/dev/null && echo alive $p; done; echo checked; exit 0; };"
+         "[ $ATTEMPT = 1 ] && { for p in $(cat $FOLDER/pids); do kill -0 $p 2>/dev/null && echo "
+         "alive $p; done; echo checked; exit 0; };"
          "sleep 300 & echo $! >>$FOLDER/pids;"
          "setsid sleep 301 & echo $! >>$FOLDER/pids;"
          "(setsid sh -c 'sleep 302 & echo $! >>$FOLDER/pids') ;"
@@ -124,7 +135,9 @@ TEST_F(GuardianTest, KillsTheHelpersOfAWorkerThatEndedBeforeItsSlotIsFilled) {
 }
 
 TEST_F(GuardianTest, LetsHelpersFinishAfterTerm) {
-  Start({"/bin/sh", "-c", "sh -c 'trap \"echo saved; exit 0\" TERM; echo ready >$FOLDER/ready; while :; do sleep 0.01; done'; true"});
+  Start({"/bin/sh", "-c",
+         "sh -c 'trap \"echo saved; exit 0\" TERM; echo ready >$FOLDER/ready; while :; do sleep "
+         "0.01; done'; true"});
   MakeFifo("ready");
   Spawn(0);
   EXPECT_EQ(ReadFifo("ready"), "ready\n");
@@ -134,7 +147,9 @@ TEST_F(GuardianTest, LetsHelpersFinishAfterTerm) {
 }
 
 TEST_F(GuardianTest, ForwardsASignalToWhoCatchesIt) {
-  Start({"/bin/sh", "-c", "trap 'echo warned' USR1; echo ready >$FOLDER/ready; sleep 0.1; while [ ! -s $FOLDER/out ]; do sleep 0.01; done"});
+  Start({"/bin/sh", "-c",
+         "trap 'echo warned' USR1; echo ready >$FOLDER/ready; sleep 0.1; while [ ! -s $FOLDER/out "
+         "]; do sleep 0.01; done"});
   MakeFifo("ready");
   Spawn(0);
   EXPECT_EQ(ReadFifo("ready"), "ready\n");
@@ -164,7 +179,8 @@ TEST_F(GuardianTest, KillsAWorkerThatIgnoresTerm) {
 
 TEST_F(GuardianTest, EndsEverythingWhenItIsFinished) {
   // A helper that hides from its slot: own session, forked twice, cleared environment.
-  Start({"/bin/sh", "-c", "(setsid env -i sh -c 'sleep 300 & echo $! >'$FOLDER'/hidden'); sleep 301"});
+  Start({"/bin/sh", "-c",
+         "(setsid env -i sh -c 'sleep 300 & echo $! >'$FOLDER'/hidden'); sleep 301"});
   MakeFifo("hidden");
   Spawn(0);
   const pid_t worker = Await<WorkerStarted>().pid;
@@ -177,7 +193,8 @@ TEST_F(GuardianTest, EndsEverythingWhenItIsFinished) {
 }
 
 TEST_F(GuardianTest, TakesAllWorkersAlongWhenItIsKilled) {
-  Start({"/bin/sh", "-c", "(setsid env -i sh -c 'sleep 300 & echo $! >'$FOLDER'/hidden'); sleep 301"});
+  Start({"/bin/sh", "-c",
+         "(setsid env -i sh -c 'sleep 300 & echo $! >'$FOLDER'/hidden'); sleep 301"});
   MakeFifo("hidden");
   Spawn(0);
   Await<WorkerStarted>();
@@ -193,7 +210,9 @@ TEST_F(GuardianTest, TakesAllWorkersAlongWhenItIsKilled) {
 TEST_F(GuardianTest, KeepsNoDescriptorsOverFiftyWorkers) {
   Start({"/bin/true"});
   const std::string descriptors = "/proc/" + std::to_string(guardian_->pid()) + "/fd";
-  const auto count = [&] { return std::distance(std::filesystem::directory_iterator(descriptors), {}); };
+  const auto count = [&] {
+    return std::distance(std::filesystem::directory_iterator(descriptors), {});
+  };
   Spawn(0, 1);
   Await<TreeGone>();  // now it is set up
   const auto before = count();

@@ -20,7 +20,8 @@ std::string RefusalOf(std::vector<std::string> arguments) {
 
 TEST(ParseLaunchOptions, TakesTheCommandBehindTheDashes) {
   std::string help;
-  const auto options = ParseLaunchOptions({"-n", "4", "--grace", "2.5", "--max-restarts=0", "--", "sh", "-c", "exit 3"}, &help);
+  const auto options = ParseLaunchOptions(
+      {"-n", "4", "--grace", "2.5", "--max-restarts=0", "--", "sh", "-c", "exit 3"}, &help);
   ASSERT_TRUE(options.ok()) << options.status();
   EXPECT_EQ(options->job.world, 4);
   EXPECT_EQ(options->job.grace, absl::Milliseconds(2500));
@@ -38,7 +39,8 @@ TEST(ParseLaunchOptions, TakesTheCommandAtTheFirstWordThatIsNoFlag) {
 
 TEST(ParseLaunchOptions, ReadsListsAndRangesOfCodes) {
   std::string help;
-  const auto options = ParseLaunchOptions({"-n1", "--no-retry", "7,9", "--retry", "128-130", "--", "x"}, &help);
+  const auto options =
+      ParseLaunchOptions({"-n1", "--no-retry", "7,9", "--retry", "128-130", "--", "x"}, &help);
   ASSERT_TRUE(options.ok()) << options.status();
   EXPECT_THAT(options->job.no_retry_codes, ElementsAre(7, 9));
   EXPECT_THAT(options->job.retry_codes, ElementsAre(128, 129, 130));
@@ -56,12 +58,17 @@ TEST(ParseLaunchOptions, NamesWhatItRefusesAndWhatItWants) {
   EXPECT_EQ(RefusalOf({"-n", "0", "x"}), "-n '0': a whole number from 1 to 4096 wanted");
   EXPECT_EQ(RefusalOf({"-n", "two", "x"}), "-n 'two': a whole number from 1 to 4096 wanted");
   EXPECT_EQ(RefusalOf({"-n", "-2", "x"}), "-n '-2': a whole number from 1 to 4096 wanted");
-  EXPECT_THAT(RefusalOf({"-n", "2", "--max-restarts", "-1", "x"}), HasSubstr("--max-restarts '-1': a whole number from 0"));
-  EXPECT_EQ(RefusalOf({"-n", "2", "--grace", "-3", "x"}), "--grace '-3': seconds, 0 or more wanted");
-  EXPECT_EQ(RefusalOf({"-n", "2", "--grace", "nan", "x"}), "--grace 'nan': seconds, 0 or more wanted");
-  EXPECT_THAT(RefusalOf({"-n", "2", "--no-retry", "300", "x"}), HasSubstr("--no-retry '300': exit codes from 1 to 255"));
+  EXPECT_THAT(RefusalOf({"-n", "2", "--max-restarts", "-1", "x"}),
+              HasSubstr("--max-restarts '-1': a whole number from 0"));
+  EXPECT_EQ(RefusalOf({"-n", "2", "--grace", "-3", "x"}),
+            "--grace '-3': seconds, 0 or more wanted");
+  EXPECT_EQ(RefusalOf({"-n", "2", "--grace", "nan", "x"}),
+            "--grace 'nan': seconds, 0 or more wanted");
+  EXPECT_THAT(RefusalOf({"-n", "2", "--no-retry", "300", "x"}),
+              HasSubstr("--no-retry '300': exit codes from 1 to 255"));
   EXPECT_THAT(RefusalOf({"-n", "2", "--no-retry", "9-3", "x"}), HasSubstr("--no-retry '9-3'"));
-  EXPECT_EQ(RefusalOf({"-n", "2", "--frobnicate", "x"}), "unknown flag '--frobnicate': see outlast run --help");
+  EXPECT_EQ(RefusalOf({"-n", "2", "--frobnicate", "x"}),
+            "unknown flag '--frobnicate': see outlast run --help");
   EXPECT_THAT(RefusalOf({"-n", "2", "--stdin", "3", "x"}), HasSubstr("none or 0 wanted"));
   EXPECT_THAT(RefusalOf({"-n", "2", "--job", "a/b", "x"}), HasSubstr("--job 'a/b'"));
   EXPECT_THAT(RefusalOf({"-n", "2", "--job", "..", "x"}), HasSubstr("--job '..'"));
@@ -89,9 +96,12 @@ TEST(ResolveCommand, RunsPythonFilesUnderPython) {
 }
 
 TEST(ResolveCommand, NamesACommandThatIsMissingOrNotExecutable) {
-  EXPECT_EQ(MessageOf(ResolveCommand({"no-such-command"}, "/bin").status()), "command 'no-such-command': not found in PATH");
-  EXPECT_EQ(MessageOf(ResolveCommand({"/no/such"}, "/bin").status()), "command '/no/such': no such file");
-  EXPECT_EQ(MessageOf(ResolveCommand({"/etc/passwd"}, "/bin").status()), "command '/etc/passwd': the file is not executable");
+  EXPECT_EQ(MessageOf(ResolveCommand({"no-such-command"}, "/bin").status()),
+            "command 'no-such-command': not found in PATH");
+  EXPECT_EQ(MessageOf(ResolveCommand({"/no/such"}, "/bin").status()),
+            "command '/no/such': no such file");
+  EXPECT_EQ(MessageOf(ResolveCommand({"/etc/passwd"}, "/bin").status()),
+            "command '/etc/passwd': the file is not executable");
   EXPECT_THAT(MessageOf(ResolveCommand({"/etc"}, "/bin").status()), HasSubstr("not a file"));
   EXPECT_EQ(ResolveCommand({"no-such.py"}, "/bin").status().code(), absl::StatusCode::kNotFound);
 }
