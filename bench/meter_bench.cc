@@ -1,4 +1,5 @@
-// What metering costs the step path. Goals: a phase mark 1 us, a step 5 us; the clock, which both read, is the limit.
+// What metering costs the step path. Goals: a phase mark 1 us, a step 5 us; the clock, which both
+// read, is the limit.
 #include <benchmark/benchmark.h>
 
 #include <memory>
@@ -12,7 +13,8 @@ namespace {
 struct Metered {
   Segment segment = Segment::Create({.generation = 1}).value();
   ProgressWriter progress{segment};
-  std::unique_ptr<Meter> meter = Meter::Start(segment, progress, {.flops = FlopCount{.model = 10}}).value();
+  std::unique_ptr<Meter> meter =
+      Meter::Start(segment, progress, {.flops = FlopCount{.model = 10}}).value();
 };
 
 void BM_MeterClock(benchmark::State& state) {

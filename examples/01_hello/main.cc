@@ -1,6 +1,7 @@
 // The smallest trainer that outlasts kill -9: a counter. Run it by hand, or with several ranks:
 //   outlast run -n 4 -- ./01_hello /tmp/hello
-// Kill one of its processes with SIGKILL while it counts: the others keep theirs, and the count goes on.
+// Kill one of its processes with SIGKILL while it counts: the others keep theirs, and the count
+// goes on.
 #include <array>
 #include <chrono>
 #include <cstdio>
@@ -16,12 +17,15 @@ constexpr int64_t kSteps = 100;
 
 absl::Status Count(const std::string& folder) {
   OUTLAST_ASSIGN_OR_RETURN(const auto run, outlast::Run::Join());
-  OUTLAST_ASSIGN_OR_RETURN(const auto checkpoints, outlast::Checkpointer::Open(*run, {.uri = folder, .every = outlast::Every::Steps(20)}));
+  OUTLAST_ASSIGN_OR_RETURN(
+      const auto checkpoints,
+      outlast::Checkpointer::Open(*run, {.uri = folder, .every = outlast::Every::Steps(20)}));
 
   std::array<int64_t, 1> sum{};
   const auto state = [&] {
     outlast::StateView view;
-    view.regions.push_back({"sum", outlast::DType::kI64, {1}, {}, {1}, std::as_writable_bytes(std::span(sum))});
+    view.regions.push_back(
+        {"sum", outlast::DType::kI64, {1}, {}, {1}, std::as_writable_bytes(std::span(sum))});
     return view;
   };
 

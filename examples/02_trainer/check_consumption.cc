@@ -1,4 +1,5 @@
-// Proves from a consumption log that training took each sample exactly once, and counts the steps that faults cost:
+// Proves from a consumption log that training took each sample exactly once, and counts the steps
+// that faults cost:
 //   check_consumption --log FOLDER --checkpoints X --steps 300 --batch 64 --seed 1
 #include <cstdio>
 #include <optional>
@@ -14,13 +15,18 @@ namespace {
 absl::Status Check(const TrainerOptions& options) {
   const std::string text = ReadTexts(options.texts);
   outlast::ConsumptionPlan plan;
-  plan.data = {.samples = SampleCount(static_cast<int64_t>(text.size()), Window{}), .batch = options.batch, .seed = options.seed};
+  plan.data = {.samples = SampleCount(static_cast<int64_t>(text.size()), Window{}),
+               .batch = options.batch,
+               .seed = options.seed};
   plan.steps = options.steps;
-  OUTLAST_ASSIGN_OR_RETURN(const auto lines, outlast::ReadConsumptionLog(options.log + "/consumption.log"));
-  OUTLAST_ASSIGN_OR_RETURN(const outlast::ConsumptionReport report, outlast::CheckConsumption(lines, plan));
-  std::printf("%lld steps consumed %lld samples, each exactly once; %lld steps were lost and run again\n",
-              static_cast<long long>(report.steps), static_cast<long long>(report.consumed),
-              static_cast<long long>(report.superseded_steps()));
+  OUTLAST_ASSIGN_OR_RETURN(const auto lines,
+                           outlast::ReadConsumptionLog(options.log + "/consumption.log"));
+  OUTLAST_ASSIGN_OR_RETURN(const outlast::ConsumptionReport report,
+                           outlast::CheckConsumption(lines, plan));
+  std::printf(
+      "%lld steps consumed %lld samples, each exactly once; %lld steps were lost and run again\n",
+      static_cast<long long>(report.steps), static_cast<long long>(report.consumed),
+      static_cast<long long>(report.superseded_steps()));
   return absl::OkStatus();
 }
 

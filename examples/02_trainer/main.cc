@@ -1,4 +1,5 @@
-// A byte-level language model that trains on with data-parallel ranks while its processes are killed and stopped:
+// A byte-level language model that trains on with data-parallel ranks while its processes are
+// killed and stopped:
 //   outlast run -n 4 -- 02_trainer --checkpoints /tmp/ckpt
 #include <cstdio>
 #include <fstream>
@@ -19,10 +20,13 @@ class Record {
     if (!folder_.empty()) losses_.open(folder_ + "/losses.tsv", std::ios::app);
   }
   void Step(const outlast::Run& run, uint64_t generation, int64_t step, double loss) {
-    if (losses_.is_open()) losses_ << run.run_id().hex() << '\t' << generation << '\t' << step << '\t' << loss << std::endl;
+    if (losses_.is_open())
+      losses_ << run.run_id().hex() << '\t' << generation << '\t' << step << '\t' << loss
+              << std::endl;
   }
   void Result(double loss, double entropy, uint32_t digest) {
-    std::printf("final loss %.6f nats a byte (%a), unigram entropy %.6f, state %08x\n", loss, loss, entropy, digest);
+    std::printf("final loss %.6f nats a byte (%a), unigram entropy %.6f, state %08x\n", loss, loss,
+                entropy, digest);
     if (folder_.empty()) return;
     char line[160];
     std::snprintf(line, sizeof line, "%a %.6f %.6f %08x\n", loss, loss, entropy, digest);
@@ -37,23 +41,30 @@ class Record {
 absl::Status Train(const TrainerOptions& options) {
   OUTLAST_ASSIGN_OR_RETURN(const auto run, outlast::Run::Join());
   OUTLAST_ASSIGN_OR_RETURN(const auto trainer, Trainer::Make(options));
-  OUTLAST_ASSIGN_OR_RETURN(const auto checkpoints,
-                           outlast::Checkpointer::Open(*run, {.uri = options.checkpoints,
-                                                              .every = outlast::Every::Steps(options.checkpoint_every),
-                                                              .snapshot_every = outlast::Every::Steps(1),
-                                                              .keep_last = 3}));
-  OUTLAST_ASSIGN_OR_RETURN(const auto watchdog, outlast::Watchdog::Start(*run, {.poll = absl::Seconds(options.watch_poll),
-                                                                                .floor = absl::Seconds(options.watch_floor),
-                                                                                .looks_apart = absl::Seconds(options.watch_poll)}));
-  OUTLAST_ASSIGN_OR_RETURN(const auto meter, outlast::Meter::Start(*run, {.flops = outlast::FlopsOf(trainer->mlp_shape())}));
+  OUTLAST_ASSIGN_OR_RETURN(
+      const auto checkpoints,
+      outlast::Checkpointer::Open(*run, {.uri = options.checkpoints,
+                                         .every = outlast::Every::Steps(options.checkpoint_every),
+                                         .snapshot_every = outlast::Every::Steps(1),
+                                         .keep_last = 3}));
+  OUTLAST_ASSIGN_OR_RETURN(
+      const auto watchdog,
+      outlast::Watchdog::Start(*run, {.poll = absl::Seconds(options.watch_poll),
+                                      .floor = absl::Seconds(options.watch_floor),
+                                      .looks_apart = absl::Seconds(options.watch_poll)}));
+  OUTLAST_ASSIGN_OR_RETURN(
+      const auto meter,
+      outlast::Meter::Start(*run, {.flops = outlast::FlopsOf(trainer->mlp_shape())}));
   Record record(options.log, run->rank());
   std::optional<outlast::ConsumptionLog> consumption;
   if (!options.log.empty()) {
-    OUTLAST_ASSIGN_OR_RETURN(consumption, outlast::ConsumptionLog::Open(options.log + "/consumption.log"));
+    OUTLAST_ASSIGN_OR_RETURN(consumption,
+                             outlast::ConsumptionLog::Open(options.log + "/consumption.log"));
   }
 
   return run->ForEachGeneration([&](outlast::Generation& generation) -> absl::Status {
-    OUTLAST_ASSIGN_OR_RETURN(auto group, outlast::ShmGroup::Make(generation, *run, "gradients", trainer->gradient_bytes()));
+    OUTLAST_ASSIGN_OR_RETURN(auto group, outlast::ShmGroup::Make(generation, *run, "gradients",
+                                                                 trainer->gradient_bytes()));
     OUTLAST_ASSIGN_OR_RETURN(int64_t step, checkpoints->Restore(trainer->State()));
     if (step == 0) trainer->Initialize();
     if (step > 0) OUTLAST_RETURN_IF_ERROR(trainer->TakeExtras(checkpoints->restored_extras()));
@@ -62,10 +73,12 @@ absl::Status Train(const TrainerOptions& options) {
       auto scope = meter->Step(step);
       OUTLAST_RETURN_IF_ERROR(generation.Check());
       scope.Enter(outlast::Phase::kData);
-      OUTLAST_ASSIGN_OR_RETURN(const std::vector<int64_t> ids, trainer->NextIds(generation.rank(), generation.world()));
+      OUTLAST_ASSIGN_OR_RETURN(const std::vector<int64_t> ids,
+                               trainer->NextIds(generation.rank(), generation.world()));
       OUTLAST_RETURN_IF_ERROR(trainer->ForwardBackward(ids, group, scope));
       if (consumption) {
-        OUTLAST_RETURN_IF_ERROR(consumption->Append({run->run_id(), generation.number(), step, generation.rank(), ids}));
+        OUTLAST_RETURN_IF_ERROR(consumption->Append(
+            {run->run_id(), generation.number(), step, generation.rank(), ids}));
       }
       scope.Enter(outlast::Phase::kCheckpointSnapshot);
       OUTLAST_RETURN_IF_ERROR(checkpoints->BeforeUpdate());
@@ -76,7 +89,8 @@ absl::Status Train(const TrainerOptions& options) {
       record.Step(*run, generation.number(), step, trainer->loss());
     }
     OUTLAST_RETURN_IF_ERROR(checkpoints->Finish(options.steps, trainer->State()));
-    if (run->rank() == 0) record.Result(trainer->loss(), trainer->unigram_entropy(), trainer->StateDigest());
+    if (run->rank() == 0)
+      record.Result(trainer->loss(), trainer->unigram_entropy(), trainer->StateDigest());
     return absl::OkStatus();
   });
 }

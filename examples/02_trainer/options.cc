@@ -8,7 +8,8 @@
 namespace {
 
 constexpr char kUsage[] =
-    "usage: 02_trainer --checkpoints FOLDER [--log FOLDER] [--texts FOLDER] [--steps N] [--checkpoint-every N]\n"
+    "usage: 02_trainer --checkpoints FOLDER [--log FOLDER] [--texts FOLDER] [--steps N] "
+    "[--checkpoint-every N]\n"
     "                  [--batch N] [--seed N] [--watch-floor SECONDS] [--watch-poll SECONDS]\n";
 
 bool Refuse(const char* flag, const char* found, const char* wanted) {
@@ -39,7 +40,8 @@ bool ParseOne(std::string_view flag, const char* value, TrainerOptions& options)
   if (flag == "--log") return options.log = value, true;
   if (flag == "--texts") return options.texts = value, true;
   if (flag == "--steps") return ParseCount("--steps", value, int64_t{1}, options.steps);
-  if (flag == "--checkpoint-every") return ParseCount("--checkpoint-every", value, int64_t{1}, options.checkpoint_every);
+  if (flag == "--checkpoint-every")
+    return ParseCount("--checkpoint-every", value, int64_t{1}, options.checkpoint_every);
   if (flag == "--batch") return ParseCount("--batch", value, int64_t{1}, options.batch);
   if (flag == "--seed") return ParseCount("--seed", value, uint64_t{0}, options.seed);
   if (flag == "--watch-floor") return ParseSeconds("--watch-floor", value, options.watch_floor);

@@ -1,4 +1,5 @@
-// Gathers the five core features: launch (Run), checkpoints, hang detection, metering, elastic restart (Generation).
+// Gathers the five core features: launch (Run), checkpoints, hang detection, metering, elastic
+// restart (Generation).
 #pragma once
 
 #include "outlast/base/status.h"

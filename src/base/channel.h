@@ -1,4 +1,5 @@
-// One end of a SOCK_SEQPACKET pair: whole messages of up to kMaxMessageBytes, with descriptors beside them.
+// One end of a SOCK_SEQPACKET pair: whole messages of up to kMaxMessageBytes, with descriptors
+// beside them.
 #pragma once
 
 #include <cstddef>
@@ -35,7 +36,8 @@ class Channel {
   UniqueFd Release() { return std::move(fd_); }
 
   // Sends one message; the descriptors in `fds` are borrowed. Never raises SIGPIPE.
-  // kUnavailable: the peer is gone, or its queue stayed full for 5 s (a stopped peer must not stop us).
+  // kUnavailable: the peer is gone, or its queue stayed full for 5 s (a stopped peer must not stop
+  // us).
   absl::Status Send(std::string_view bytes, std::span<const int> fds = {}) const;
   // The same without waiting. kResourceExhausted: the peer's queue is full, and nothing was sent.
   absl::Status TrySend(std::string_view bytes, std::span<const int> fds = {}) const;
@@ -70,7 +72,8 @@ class PayloadWriter {
   std::string bytes_;
 };
 
-// Reads what PayloadWriter wrote; never past the end. After a read that did not fit, all reads give zero and ok() is false.
+// Reads what PayloadWriter wrote; never past the end. After a read that did not fit, all reads give
+// zero and ok() is false.
 class PayloadReader {
  public:
   explicit PayloadReader(std::string_view bytes) : left_(bytes) {}

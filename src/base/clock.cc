@@ -23,7 +23,8 @@ int64_t MonotonicNanos() {
 }
 
 Clock& Clock::Real() {
-  static RealClock* clock = new RealClock;  // never destroyed: threads may read it while the process exits
+  static RealClock* clock =
+      new RealClock;  // never destroyed: threads may read it while the process exits
   return *clock;
 }
 

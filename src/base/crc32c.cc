@@ -7,7 +7,8 @@
 namespace outlast {
 
 void Crc32cStream::Update(std::span<const std::byte> bytes) {
-  // ISA-L takes an int length, neither seeds nor inverts, and does not write through its non-const pointer.
+  // ISA-L takes an int length, neither seeds nor inverts, and does not write through its non-const
+  // pointer.
   constexpr size_t kLongest = size_t{1} << 30;
   while (!bytes.empty()) {
     const size_t count = std::min(bytes.size(), kLongest);

@@ -6,7 +6,8 @@ namespace outlast {
 
 Sha256Digest Sha256(std::string_view bytes) {
   Sha256Digest digest;
-  SHA256(reinterpret_cast<const unsigned char*>(bytes.data()), bytes.size(), reinterpret_cast<unsigned char*>(digest.data()));
+  SHA256(reinterpret_cast<const unsigned char*>(bytes.data()), bytes.size(),
+         reinterpret_cast<unsigned char*>(digest.data()));
   return digest;
 }
 

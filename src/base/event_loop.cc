@@ -24,7 +24,8 @@ absl::StatusOr<std::unique_ptr<EventLoop>> EventLoop::Make() {
   UniqueFd wake(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK));
   if (!wake.is_open()) return ErrnoStatus(errno, "create an eventfd");
   epoll_event event{.events = EPOLLIN, .data = {.u64 = kWakeSerial}};
-  if (epoll_ctl(epoll.get(), EPOLL_CTL_ADD, wake.get(), &event) != 0) return ErrnoStatus(errno, "watch an eventfd");
+  if (epoll_ctl(epoll.get(), EPOLL_CTL_ADD, wake.get(), &event) != 0)
+    return ErrnoStatus(errno, "watch an eventfd");
   return std::unique_ptr<EventLoop>(new EventLoop(std::move(epoll), std::move(wake)));
 }
 
@@ -33,7 +34,8 @@ EventLoop::~EventLoop() = default;
 absl::Status EventLoop::Watch(int fd, std::function<void()> ready) {
   const uint64_t serial = next_serial_++;
   epoll_event event{.events = EPOLLIN, .data = {.u64 = serial}};
-  if (epoll_ctl(epoll_.get(), EPOLL_CTL_ADD, fd, &event) != 0) return ErrnoStatus(errno, "watch a descriptor");
+  if (epoll_ctl(epoll_.get(), EPOLL_CTL_ADD, fd, &event) != 0)
+    return ErrnoStatus(errno, "watch a descriptor");
   watched_[fd] = {serial, std::move(ready)};
   fd_of_serial_[serial] = fd;
   return absl::OkStatus();
@@ -86,10 +88,13 @@ int EventLoop::TimeoutMillis() const {
   if (timers_.empty()) return -1;
   const absl::Duration left = timers_.begin()->first.first - Clock::Real().Uptime();
   if (left <= absl::ZeroDuration()) return 0;
-  return static_cast<int>(absl::ToInt64Milliseconds(std::min<absl::Duration>(left, absl::Hours(1)))) + 1;
+  return static_cast<int>(
+             absl::ToInt64Milliseconds(std::min<absl::Duration>(left, absl::Hours(1)))) +
+         1;
 }
 
-// Only those that are due now: a callback that arms itself again at once must not starve the descriptors.
+// Only those that are due now: a callback that arms itself again at once must not starve the
+// descriptors.
 void EventLoop::RunDueTimers() {
   const absl::Duration now = Clock::Real().Uptime();
   std::vector<std::pair<absl::Duration, TimerId>> due;
@@ -124,7 +129,8 @@ void EventLoop::Run() {
       MutexLock lock(mutex_);
       if (stopping_ && posted_.empty()) return;
     }
-    const int count = epoll_wait(epoll_.get(), events.data(), static_cast<int>(events.size()), TimeoutMillis());
+    const int count =
+        epoll_wait(epoll_.get(), events.data(), static_cast<int>(events.size()), TimeoutMillis());
     for (int i = 0; i < count; ++i) {
       const uint64_t serial = events[static_cast<size_t>(i)].data.u64;
       if (serial == kWakeSerial) {

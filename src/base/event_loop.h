@@ -1,5 +1,5 @@
-// One thread's epoll loop: descriptors, timers, and work posted from other threads. No polling: it sleeps until one of
-// them is due.
+// One thread's epoll loop: descriptors, timers, and work posted from other threads. No polling: it
+// sleeps until one of them is due.
 #pragma once
 
 #include <cstdint>
@@ -17,8 +17,9 @@
 
 namespace outlast {
 
-// All calls but Post and Stop belong to the thread that runs Run (or come before it). Callbacks may add and remove
-// anything, themselves too; an event for a descriptor that was removed in the same batch is dropped.
+// All calls but Post and Stop belong to the thread that runs Run (or come before it). Callbacks may
+// add and remove anything, themselves too; an event for a descriptor that was removed in the same
+// batch is dropped.
 class EventLoop {
  public:
   using TimerId = uint64_t;
@@ -26,7 +27,8 @@ class EventLoop {
   static absl::StatusOr<std::unique_ptr<EventLoop>> Make();
   ~EventLoop();
 
-  // Calls `ready` whenever `fd`, which is borrowed, has something to read (a pidfd: the process ended) or was hung up.
+  // Calls `ready` whenever `fd`, which is borrowed, has something to read (a pidfd: the process
+  // ended) or was hung up.
   absl::Status Watch(int fd, std::function<void()> ready);
   void Unwatch(int fd);
 
@@ -57,7 +59,8 @@ class EventLoop {
   UniqueFd epoll_;
   UniqueFd wake_;  // an eventfd
   uint64_t next_serial_ = 1;
-  // Events carry the serial, not the descriptor: a number that was closed and reused gets no stale event.
+  // Events carry the serial, not the descriptor: a number that was closed and reused gets no stale
+  // event.
   std::unordered_map<int, Watched> watched_;
   std::unordered_map<uint64_t, int> fd_of_serial_;
   std::map<std::pair<absl::Duration, TimerId>, std::function<void()>> timers_;

@@ -49,7 +49,9 @@ absl::StatusOr<Id128> Id128::FromHex(std::string_view hex) {
     valid = high >= 0 && low >= 0;
     if (valid) id.bytes[i] = static_cast<std::byte>(high * 16 + low);
   }
-  if (!valid) return Error(absl::StatusCode::kInvalidArgument, "id '{}': 32 lower-case hex digits wanted", hex.substr(0, 64));
+  if (!valid)
+    return Error(absl::StatusCode::kInvalidArgument, "id '{}': 32 lower-case hex digits wanted",
+                 hex.substr(0, 64));
   return id;
 }
 

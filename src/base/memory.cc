@@ -25,9 +25,12 @@ Mapping::~Mapping() {
 }
 
 absl::StatusOr<Mapping> Mapping::Map(int fd, size_t bytes, int protection, int flags) {
-  if (bytes == 0) return Error(absl::StatusCode::kInvalidArgument, "map memory: 0 bytes asked for, at least 1 wanted");
+  if (bytes == 0)
+    return Error(absl::StatusCode::kInvalidArgument,
+                 "map memory: 0 bytes asked for, at least 1 wanted");
   void* address = mmap(nullptr, bytes, protection, flags, fd, 0);
-  if (address == MAP_FAILED) return ErrnoStatus(errno, fmt::format("map {} bytes of memory", bytes));
+  if (address == MAP_FAILED)
+    return ErrnoStatus(errno, fmt::format("map {} bytes of memory", bytes));
   return Mapping(static_cast<std::byte*>(address), bytes);
 }
 
@@ -35,11 +38,15 @@ absl::StatusOr<Mapping> Mapping::Shared(int fd, size_t bytes) {
   return Map(fd, bytes, PROT_READ | PROT_WRITE, MAP_SHARED);
 }
 
-absl::StatusOr<Mapping> Mapping::SharedReadOnly(int fd, size_t bytes) { return Map(fd, bytes, PROT_READ, MAP_SHARED); }
+absl::StatusOr<Mapping> Mapping::SharedReadOnly(int fd, size_t bytes) {
+  return Map(fd, bytes, PROT_READ, MAP_SHARED);
+}
 
 absl::StatusOr<Mapping> Mapping::Anonymous(size_t bytes) {
-  OUTLAST_ASSIGN_OR_RETURN(Mapping mapping, Map(-1, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS));
-  madvise(mapping.data(), bytes, MADV_HUGEPAGE);  // a wish: without huge pages it is slower, not wrong
+  OUTLAST_ASSIGN_OR_RETURN(Mapping mapping,
+                           Map(-1, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS));
+  madvise(mapping.data(), bytes,
+          MADV_HUGEPAGE);  // a wish: without huge pages it is slower, not wrong
   madvise(mapping.data(), bytes, MADV_POPULATE_WRITE);
   return mapping;
 }
@@ -47,7 +54,8 @@ absl::StatusOr<Mapping> Mapping::Anonymous(size_t bytes) {
 absl::StatusOr<UniqueFd> MakeSealedMemory(const char* name, size_t bytes) {
   UniqueFd fd(memfd_create(name, MFD_CLOEXEC | MFD_ALLOW_SEALING));
   if (!fd.is_open()) return ErrnoStatus(errno, fmt::format("create memory '{}'", name));
-  if (ftruncate(fd.get(), static_cast<off_t>(bytes)) != 0 || fallocate(fd.get(), 0, 0, static_cast<off_t>(bytes)) != 0) {
+  if (ftruncate(fd.get(), static_cast<off_t>(bytes)) != 0 ||
+      fallocate(fd.get(), 0, 0, static_cast<off_t>(bytes)) != 0) {
     return ErrnoStatus(errno, fmt::format("allocate {} bytes of memory for '{}'", bytes, name));
   }
   if (fcntl(fd.get(), F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL) != 0) {

@@ -6,7 +6,9 @@
 
 namespace outlast {
 
-SerialThread::SerialThread(const char* name) : thread_([this] { Loop(); }) { pthread_setname_np(thread_.native_handle(), name); }
+SerialThread::SerialThread(const char* name) : thread_([this] { Loop(); }) {
+  pthread_setname_np(thread_.native_handle(), name);
+}
 
 SerialThread::~SerialThread() {
   {

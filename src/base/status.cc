@@ -52,7 +52,8 @@ absl::Status Annotate(const absl::Status& status, std::string_view place) {
 
 absl::Status ErrnoStatus(int error_number, std::string_view what) {
   char buffer[128];
-  return Error(CodeOf(error_number), "{}: {} (errno {})", what, strerror_r(error_number, buffer, sizeof buffer), error_number);
+  return Error(CodeOf(error_number), "{}: {} (errno {})", what,
+               strerror_r(error_number, buffer, sizeof buffer), error_number);
 }
 
 }  // namespace outlast

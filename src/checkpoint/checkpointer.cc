@@ -31,14 +31,18 @@ constexpr int64_t kCadenceWindow = 32;       // snapshots between two looks at t
 
 absl::Status CheckOptions(const CheckpointerOptions& options) {
   const auto refuse = [](std::string_view what, auto found, std::string_view wanted) {
-    return Error(absl::StatusCode::kInvalidArgument, "checkpointer option {}: {}, {} wanted", what, found, wanted);
+    return Error(absl::StatusCode::kInvalidArgument, "checkpointer option {}: {}, {} wanted", what,
+                 found, wanted);
   };
   if (options.uri.empty()) return refuse("uri", "''", "a path or file:///path");
   if (options.every.steps() < 0) return refuse("every", options.every.steps(), "at least 1 step");
-  if (options.snapshot_every.steps() < 0) return refuse("snapshot_every", options.snapshot_every.steps(), "at least 1 step");
+  if (options.snapshot_every.steps() < 0)
+    return refuse("snapshot_every", options.snapshot_every.steps(), "at least 1 step");
   if (options.keep_last < 1) return refuse("keep_last", options.keep_last, "at least 1");
-  if (options.buffers != 0 && options.buffers != 2 && options.buffers != 3) return refuse("buffers", options.buffers, "0 (auto), 2 or 3");
-  if (options.stall_limit <= absl::ZeroDuration()) return refuse("stall_limit", absl::FormatDuration(options.stall_limit), "a positive time");
+  if (options.buffers != 0 && options.buffers != 2 && options.buffers != 3)
+    return refuse("buffers", options.buffers, "0 (auto), 2 or 3");
+  if (options.stall_limit <= absl::ZeroDuration())
+    return refuse("stall_limit", absl::FormatDuration(options.stall_limit), "a positive time");
   return absl::OkStatus();
 }
 
@@ -50,7 +54,8 @@ uint64_t StateBytes(const StateView& state) {
 
 }  // namespace
 
-// What is counted, apart from the checkpointer: the link's reader may still call in while that goes.
+// What is counted, apart from the checkpointer: the link's reader may still call in while that
+// goes.
 class SaveTally {
  public:
   void OnSaveEvent(const Message& message, int rank) {
@@ -111,7 +116,8 @@ class Checkpointer::Impl {
   absl::Status RestoreFromDisk(const RestoreChoice& choice, const StateView& state);
   // kMust: waits for a free buffer, and copies at once.
   enum class Urgency : uint8_t { kMaySkip, kMust };
-  absl::Status Snapshot(int64_t step, const StateView& state, Snapshotter::Want want, Urgency urgency);
+  absl::Status Snapshot(int64_t step, const StateView& state, Snapshotter::Want want,
+                        Urgency urgency);
   bool HasTableOf(const StateView& state) const;
   bool IsSnapshotDue(int64_t step) const;
   bool IsDiskDue(int64_t step) const;
@@ -127,7 +133,8 @@ class Checkpointer::Impl {
   Extras extras_;
   std::optional<Live> live_;
   std::optional<Live> disk_;  // the newest snapshot that the disk was to get
-  bool updates_are_announced_ = false;  // BeforeUpdate was called since the last save: copies may be lazy
+  bool updates_are_announced_ =
+      false;  // BeforeUpdate was called since the last save: copies may be lazy
   uint64_t updates_ = 0;
   int64_t window_started_ns_ = 0, window_stall_ns_ = 0, window_steps_ = 0;
 
@@ -137,14 +144,21 @@ class Checkpointer::Impl {
 absl::Status Checkpointer::Impl::Open() {
   OUTLAST_RETURN_IF_ERROR(CheckOptions(options_));
   // Without an agent the process's own keeper saves, and what memory holds dies with the process.
-  run_.AttachToLocalKeeper([](Keeper& keeper) { return std::make_unique<SaveService>(keeper, SaveServiceOptions{}); });
-  run_.link().OnMessage(MessageKind::kSaveEvent, [tally = tally_, rank = run_.rank()](const Message& message) { tally->OnSaveEvent(message, rank); });
+  run_.AttachToLocalKeeper(
+      [](Keeper& keeper) { return std::make_unique<SaveService>(keeper, SaveServiceOptions{}); });
+  run_.link().OnMessage(MessageKind::kSaveEvent,
+                        [tally = tally_, rank = run_.rank()](const Message& message) {
+                          tally->OnSaveEvent(message, rank);
+                        });
   const std::string payload = PayloadWriter().Text(EncodeOptions(options_)).bytes();
-  OUTLAST_ASSIGN_OR_RETURN(Message answer, run_.link().Call(MessageKind::kOpenRoot, 0, payload, kOpenTimeout));
+  OUTLAST_ASSIGN_OR_RETURN(Message answer,
+                           run_.link().Call(MessageKind::kOpenRoot, 0, payload, kOpenTimeout));
   PayloadReader reader(answer.payload);
   for (std::byte& byte : job_.bytes) byte = reader.Int<std::byte>();
-  if (!reader.ok() || answer.fds.size() != 1) return Error(absl::StatusCode::kInternal, "answer to an open: malformed");
-  OUTLAST_ASSIGN_OR_RETURN(Mapping mapping, Mapping::Shared(answer.fds[0].get(), SealTable::BytesFor(run_.world())));
+  if (!reader.ok() || answer.fds.size() != 1)
+    return Error(absl::StatusCode::kInternal, "answer to an open: malformed");
+  OUTLAST_ASSIGN_OR_RETURN(Mapping mapping,
+                           Mapping::Shared(answer.fds[0].get(), SealTable::BytesFor(run_.world())));
   table_ = std::make_unique<SealTable>(std::move(mapping), run_.world());
   run_.black_box().SetJobId(job_);
   return absl::OkStatus();
@@ -157,8 +171,8 @@ bool Checkpointer::Impl::HasTableOf(const StateView& state) const {
     const Region& region = state.regions[i];
     const TensorRow& row = own_rows_[i];
     const Box& box = row.boxes.front().box;
-    if (region.name != row.name || region.dtype != row.dtype || region.global != row.global || region.extent != box.extent ||
-        OffsetOf(region) != box.offset) {
+    if (region.name != row.name || region.dtype != row.dtype || region.global != row.global ||
+        region.extent != box.extent || OffsetOf(region) != box.offset) {
       return false;
     }
   }
@@ -169,28 +183,38 @@ absl::Status Checkpointer::Impl::EnsureBuffers(const StateView& state) {
   if (snapshotter_ != nullptr) {
     if (HasTableOf(state)) return absl::OkStatus();
     return Error(absl::StatusCode::kInvalidArgument,
-                 "state of rank {}: names, dtypes or shapes differ from those that its snapshot buffers were made for", run_.rank());
+                 "state of rank {}: names, dtypes or shapes differ from those that its snapshot "
+                 "buffers were made for",
+                 run_.rank());
   }
   OUTLAST_RETURN_IF_ERROR(state.Validate());
-  OUTLAST_ASSIGN_OR_RETURN(const RankTable table, TableOfRank(state, static_cast<uint32_t>(run_.rank())));
+  OUTLAST_ASSIGN_OR_RETURN(const RankTable table,
+                           TableOfRank(state, static_cast<uint32_t>(run_.rank())));
   const std::string bytes = EncodeTable(table);
   const size_t parts = std::max<size_t>(1, (bytes.size() + kTablePartBytes - 1) / kTablePartBytes);
   for (size_t part = 0; part < parts; ++part) {
-    const std::string payload = PayloadWriter()
-                                    .Int(static_cast<uint32_t>(part))
-                                    .Int(static_cast<uint32_t>(parts))
-                                    .Text(std::string_view(bytes).substr(part * kTablePartBytes, kTablePartBytes))
-                                    .bytes();
+    const std::string payload =
+        PayloadWriter()
+            .Int(static_cast<uint32_t>(part))
+            .Int(static_cast<uint32_t>(parts))
+            .Text(std::string_view(bytes).substr(part * kTablePartBytes, kTablePartBytes))
+            .bytes();
     if (part + 1 < parts) {
-      OUTLAST_RETURN_IF_ERROR(run_.link().Notify(MessageKind::kBuffers, run_.generation(), payload));
+      OUTLAST_RETURN_IF_ERROR(
+          run_.link().Notify(MessageKind::kBuffers, run_.generation(), payload));
       continue;
     }
-    OUTLAST_ASSIGN_OR_RETURN(const Message answer, run_.link().Call(MessageKind::kBuffers, run_.generation(), payload, kBuffersTimeout));
+    OUTLAST_ASSIGN_OR_RETURN(
+        const Message answer,
+        run_.link().Call(MessageKind::kBuffers, run_.generation(), payload, kBuffersTimeout));
     OUTLAST_RETURN_IF_ERROR(MakeSnapshotter(answer, state));
   }
   own_rows_.clear();
   for (const Region& region : state.regions) {
-    own_rows_.push_back({std::string(region.name), region.dtype, region.global, {{0, {OffsetOf(region), region.extent}}}});
+    own_rows_.push_back({std::string(region.name),
+                         region.dtype,
+                         region.global,
+                         {{0, {OffsetOf(region), region.extent}}}});
   }
   return absl::OkStatus();
 }
@@ -199,12 +223,16 @@ absl::Status Checkpointer::Impl::MakeSnapshotter(const Message& answer, const St
   PayloadReader reader(answer.payload);
   const auto tables_bytes = reader.Int<uint64_t>();
   const auto count = reader.Int<uint32_t>();
-  if (!reader.ok() || answer.fds.size() != count + 1 || count == 0) return Error(absl::StatusCode::kInternal, "answer with buffers: malformed");
-  OUTLAST_ASSIGN_OR_RETURN(const Mapping all, Mapping::SharedReadOnly(answer.fds[0].get(), tables_bytes));
-  OUTLAST_ASSIGN_OR_RETURN(const auto tables, DecodeTables({reinterpret_cast<const char*>(all.data()), all.size()}));
+  if (!reader.ok() || answer.fds.size() != count + 1 || count == 0)
+    return Error(absl::StatusCode::kInternal, "answer with buffers: malformed");
+  OUTLAST_ASSIGN_OR_RETURN(const Mapping all,
+                           Mapping::SharedReadOnly(answer.fds[0].get(), tables_bytes));
+  OUTLAST_ASSIGN_OR_RETURN(const auto tables,
+                           DecodeTables({reinterpret_cast<const char*>(all.data()), all.size()}));
   OUTLAST_ASSIGN_OR_RETURN(TensorTable table, MergeTables(tables));
   OUTLAST_ASSIGN_OR_RETURN(const Plan plan, MakePlan(std::move(table)));
-  OUTLAST_ASSIGN_OR_RETURN(Assignment assignment, AssignmentOf(plan, static_cast<uint32_t>(run_.rank())));
+  OUTLAST_ASSIGN_OR_RETURN(Assignment assignment,
+                           AssignmentOf(plan, static_cast<uint32_t>(run_.rank())));
   std::vector<Buffer> buffers;
   for (size_t i = 1; i < answer.fds.size(); ++i) {
     OUTLAST_ASSIGN_OR_RETURN(UniqueFd fd, Duplicate(answer.fds[i].get()));
@@ -217,25 +245,39 @@ absl::Status Checkpointer::Impl::MakeSnapshotter(const Message& answer, const St
   options.rank = static_cast<uint32_t>(run_.rank());
   options.world = static_cast<uint32_t>(run_.world());
   options.stall_limit = options_.stall_limit;
-  options.is_aborted = [this](uint64_t generation) { return run_.generation() != generation || run_.is_aborted(); };
-  options.on_wanted_sealed = [this](int64_t step, uint64_t generation, int buffer, uint32_t turn, bool last) {
-    const std::string payload =
-        PayloadWriter().Int(step).Int(static_cast<uint32_t>(buffer)).Int(turn).Int(static_cast<uint8_t>(last)).bytes();
-    run_.link().Notify(MessageKind::kSealed, generation, payload).IgnoreError();  // a lost keeper ends this process anyway
+  options.is_aborted = [this](uint64_t generation) {
+    return run_.generation() != generation || run_.is_aborted();
   };
-  OUTLAST_ASSIGN_OR_RETURN(snapshotter_, Snapshotter::Make(std::move(options), *table_, std::move(buffers), std::move(assignment), state));
+  options.on_wanted_sealed = [this](int64_t step, uint64_t generation, int buffer, uint32_t turn,
+                                    bool last) {
+    const std::string payload = PayloadWriter()
+                                    .Int(step)
+                                    .Int(static_cast<uint32_t>(buffer))
+                                    .Int(turn)
+                                    .Int(static_cast<uint8_t>(last))
+                                    .bytes();
+    run_.link()
+        .Notify(MessageKind::kSealed, generation, payload)
+        .IgnoreError();  // a lost keeper ends this process anyway
+  };
+  OUTLAST_ASSIGN_OR_RETURN(snapshotter_,
+                           Snapshotter::Make(std::move(options), *table_, std::move(buffers),
+                                             std::move(assignment), state));
   return absl::OkStatus();
 }
 
-// --- Restore ----------------------------------------------------------------------------------------------------------
+// --- Restore
+// ----------------------------------------------------------------------------------------------------------
 
 absl::StatusOr<int64_t> Checkpointer::Impl::Restore(const StateView& state) {
   SectionScope section = run_.Section("restore", {.phase = Phase::kRestore});
   if (snapshotter_ != nullptr) snapshotter_->GiveUp();  // nothing of an aborted step is sealed
   OUTLAST_RETURN_IF_ERROR(EnsureBuffers(state));
   for (uint32_t attempt = 0;; ++attempt) {
-    OUTLAST_ASSIGN_OR_RETURN(const Message chosen, run_.link().Call(MessageKind::kChoose, run_.generation(),
-                                                                    PayloadWriter().Int(attempt).bytes(), kChooseTimeout));
+    OUTLAST_ASSIGN_OR_RETURN(
+        const Message chosen,
+        run_.link().Call(MessageKind::kChoose, run_.generation(),
+                         PayloadWriter().Int(attempt).bytes(), kChooseTimeout));
     OUTLAST_ASSIGN_OR_RETURN(const RestoreChoice choice, RestoreChoice::Decode(chosen.payload));
     const absl::Status status = RestoreFrom(choice, state);
     const bool mismatch = status.code() == absl::StatusCode::kInvalidArgument;
@@ -245,8 +287,11 @@ absl::StatusOr<int64_t> Checkpointer::Impl::Restore(const StateView& state) {
                                  .Int(static_cast<uint8_t>(mismatch))
                                  .Text(MessageOf(status))
                                  .bytes();
-    const absl::Duration deadline = kVoteTimeout + absl::Seconds(static_cast<double>(StateBytes(state)) / 50e6);
-    OUTLAST_ASSIGN_OR_RETURN(const Message counted, run_.link().Call(MessageKind::kVote, run_.generation(), vote, deadline));
+    const absl::Duration deadline =
+        kVoteTimeout + absl::Seconds(static_cast<double>(StateBytes(state)) / 50e6);
+    OUTLAST_ASSIGN_OR_RETURN(
+        const Message counted,
+        run_.link().Call(MessageKind::kVote, run_.generation(), vote, deadline));
     if (mismatch) return status;
     if (PayloadReader(counted.payload).Int<uint8_t>() == 0) continue;
     updates_are_announced_ = false;
@@ -260,7 +305,8 @@ absl::Status Checkpointer::Impl::RestoreFrom(const RestoreChoice& choice, const 
     const Live wanted{choice.generation, choice.step};
     const bool is_live = live_ == wanted;
     live_.reset();
-    OUTLAST_RETURN_IF_ERROR(snapshotter_->Restore(static_cast<int>(choice.buffer), choice.turn, state, is_live));
+    OUTLAST_RETURN_IF_ERROR(
+        snapshotter_->Restore(static_cast<int>(choice.buffer), choice.turn, state, is_live));
     OUTLAST_ASSIGN_OR_RETURN(extras_, snapshotter_->ReadExtras(static_cast<int>(choice.buffer)));
     live_ = wanted;
     source = is_live ? "live" : "memory";
@@ -275,12 +321,15 @@ absl::Status Checkpointer::Impl::RestoreFrom(const RestoreChoice& choice, const 
   tally_->Change([&](CheckpointStats& stats) {
     stats.restored_from = source;
     // A save of a later step was of a history that is given up.
-    stats.durable_step = choice.source == RestoreSource::kDisk ? choice.step : std::min(stats.durable_step, choice.step);
+    stats.durable_step = choice.source == RestoreSource::kDisk
+                             ? choice.step
+                             : std::min(stats.durable_step, choice.step);
   });
   return absl::OkStatus();
 }
 
-absl::Status Checkpointer::Impl::RestoreFromDisk(const RestoreChoice& choice, const StateView& state) {
+absl::Status Checkpointer::Impl::RestoreFromDisk(const RestoreChoice& choice,
+                                                 const StateView& state) {
   OUTLAST_ASSIGN_OR_RETURN(const auto reader, CheckpointReader::Open(choice.folder));
   OUTLAST_RETURN_IF_ERROR(reader->ReadState(state).status());
   const auto rank = static_cast<uint32_t>(run_.rank());
@@ -289,7 +338,8 @@ absl::Status Checkpointer::Impl::RestoreFromDisk(const RestoreChoice& choice, co
   return absl::OkStatus();
 }
 
-// --- Save -------------------------------------------------------------------------------------------------------------
+// --- Save
+// -------------------------------------------------------------------------------------------------------------
 
 void Checkpointer::Impl::AddStall(int64_t started_ns) {
   const int64_t stall = MonotonicNanos() - started_ns;
@@ -300,7 +350,8 @@ void Checkpointer::Impl::AddStall(int64_t started_ns) {
 absl::Status Checkpointer::Impl::BeforeUpdate() {
   if (run_.is_aborted()) {
     if (snapshotter_ != nullptr) snapshotter_->GiveUp();
-    return Error(absl::StatusCode::kAborted, "generation {} ended before an update", run_.generation());
+    return Error(absl::StatusCode::kAborted, "generation {} ended before an update",
+                 run_.generation());
   }
   updates_are_announced_ = true;
   ++updates_;
@@ -309,8 +360,11 @@ absl::Status Checkpointer::Impl::BeforeUpdate() {
     const int64_t started = MonotonicNanos();
     snapshotter_->Finish();
     AddStall(started);
-    // An abort while the copy ended: the trainer must not update a state that its peers take as it is.
-    if (run_.is_aborted()) return Error(absl::StatusCode::kAborted, "generation {} ended before an update", run_.generation());
+    // An abort while the copy ended: the trainer must not update a state that its peers take as it
+    // is.
+    if (run_.is_aborted())
+      return Error(absl::StatusCode::kAborted, "generation {} ended before an update",
+                   run_.generation());
   }
   live_.reset();
   return absl::OkStatus();
@@ -327,17 +381,20 @@ bool Checkpointer::Impl::IsSnapshotDue(int64_t step) const {
   return step < cadence.from || step % cadence.every == 0;
 }
 
-// Each step while that costs under 1 % of it; else so seldom that it does. Rank 0 decides from its own stalls, for all,
-// from a step that none has reached.
+// Each step while that costs under 1 % of it; else so seldom that it does. Rank 0 decides from its
+// own stalls, for all, from a step that none has reached.
 void Checkpointer::Impl::ConsiderCadence(int64_t step) {
   if (run_.rank() != 0 || !options_.snapshot_every.is_auto()) return;
   if (++window_steps_ < kCadenceWindow) return;
   const int64_t now = MonotonicNanos();
   const int64_t every = table_->cadence().every;
   if (window_started_ns_ != 0) {
-    const double step_ns = static_cast<double>(now - window_started_ns_) / static_cast<double>(window_steps_);
-    const double stall_ns = static_cast<double>(window_stall_ns_) / static_cast<double>(window_steps_) * static_cast<double>(every);
-    const auto wanted = static_cast<int64_t>(std::clamp(std::ceil(stall_ns / (kLargestStallShare * step_ns)), 1.0, 1024.0));
+    const double step_ns =
+        static_cast<double>(now - window_started_ns_) / static_cast<double>(window_steps_);
+    const double stall_ns = static_cast<double>(window_stall_ns_) /
+                            static_cast<double>(window_steps_) * static_cast<double>(every);
+    const auto wanted = static_cast<int64_t>(
+        std::clamp(std::ceil(stall_ns / (kLargestStallShare * step_ns)), 1.0, 1024.0));
     if (wanted > every * 2 || wanted * 2 < every) table_->SetCadence({step + 3, wanted});
   }
   window_started_ns_ = now;
@@ -345,28 +402,34 @@ void Checkpointer::Impl::ConsiderCadence(int64_t step) {
   window_steps_ = 0;
 }
 
-absl::Status Checkpointer::Impl::Snapshot(int64_t step, const StateView& state, Snapshotter::Want want, Urgency urgency) {
+absl::Status Checkpointer::Impl::Snapshot(int64_t step, const StateView& state,
+                                          Snapshotter::Want want, Urgency urgency) {
   const bool must = urgency == Urgency::kMust;
   Snapshotter::Request request;
   request.step = step;
   request.generation = run_.generation();
   request.update_stamp = updates_;
   request.want = want;
-  request.mode = updates_are_announced_ && !must ? Snapshotter::Mode::kLazy : Snapshotter::Mode::kEager;
+  request.mode =
+      updates_are_announced_ && !must ? Snapshotter::Mode::kLazy : Snapshotter::Mode::kEager;
   updates_are_announced_ = false;
   const int64_t started = MonotonicNanos();
   const absl::Duration deadline = Clock::Real().Uptime() + kFreeBufferTimeout;
   while (true) {
     OUTLAST_ASSIGN_OR_RETURN(const bool begun, snapshotter_->Begin(request, state));
     if (begun) break;
-    if (run_.is_aborted()) return Error(absl::StatusCode::kAborted, "generation {} ended", request.generation);
+    if (run_.is_aborted())
+      return Error(absl::StatusCode::kAborted, "generation {} ended", request.generation);
     if (!must) {
       tally_->Change([](CheckpointStats& stats) { ++stats.skipped; });
       if (want == Snapshotter::Want::kMemory) return absl::OkStatus();
-      return run_.link().Notify(MessageKind::kSkipped, request.generation, PayloadWriter().Int(step).bytes());
+      return run_.link().Notify(MessageKind::kSkipped, request.generation,
+                                PayloadWriter().Int(step).bytes());
     }
     if (Clock::Real().Uptime() > deadline) {
-      return Error(absl::StatusCode::kDeadlineExceeded, "snapshot of step {}: no buffer was free for {}", step, absl::FormatDuration(kFreeBufferTimeout));
+      return Error(absl::StatusCode::kDeadlineExceeded,
+                   "snapshot of step {}: no buffer was free for {}", step,
+                   absl::FormatDuration(kFreeBufferTimeout));
     }
     Clock::Real().SleepFor(absl::Milliseconds(1));  // until the save that pins them has ended
   }
@@ -386,14 +449,16 @@ absl::Status Checkpointer::Impl::SaveIfDue(int64_t step, const StateView& state)
     run_.MarkStopped(step);
     return absl::OkStatus();
   }
-  if (run_.is_aborted()) return Error(absl::StatusCode::kAborted, "generation {} ended", run_.generation());
+  if (run_.is_aborted())
+    return Error(absl::StatusCode::kAborted, "generation {} ended", run_.generation());
   ConsiderCadence(step);
   const bool disk = IsDiskDue(step);
   if (!disk && !IsSnapshotDue(step)) {
     live_.reset();
     return absl::OkStatus();
   }
-  return Snapshot(step, state, disk ? Snapshotter::Want::kDisk : Snapshotter::Want::kMemory, Urgency::kMaySkip);
+  return Snapshot(step, state, disk ? Snapshotter::Want::kDisk : Snapshotter::Want::kMemory,
+                  Urgency::kMaySkip);
 }
 
 absl::Status Checkpointer::Impl::Release() {
@@ -406,20 +471,26 @@ absl::Status Checkpointer::Impl::Finish(int64_t step, const StateView& state) {
   SectionScope section = run_.Section("finish", {.phase = Phase::kCheckpointWrite});
   OUTLAST_RETURN_IF_ERROR(EnsureBuffers(state));
   const bool is_sealed = !snapshotter_->is_running() || snapshotter_->Finish();
-  const absl::Duration deadline = absl::Seconds(120) + absl::Seconds(static_cast<double>(StateBytes(state)) * run_.world() / 50e6);
+  const absl::Duration deadline =
+      absl::Seconds(120) +
+      absl::Seconds(static_cast<double>(StateBytes(state)) * run_.world() / 50e6);
   const auto ask = [&](FinishAsk what) -> absl::StatusOr<bool> {
     const std::string payload = PayloadWriter().Int(step).Int(what).bytes();
-    OUTLAST_ASSIGN_OR_RETURN(const Message answer, run_.link().Call(MessageKind::kFinish, run_.generation(), payload, deadline));
+    OUTLAST_ASSIGN_OR_RETURN(
+        const Message answer,
+        run_.link().Call(MessageKind::kFinish, run_.generation(), payload, deadline));
     return PayloadReader(answer.payload).Int<uint8_t>() != 0;
   };
   OUTLAST_ASSIGN_OR_RETURN(bool is_durable, ask(FinishAsk::kQuery));
   if (is_durable) return absl::OkStatus();
-  // The last step's snapshot may have been for memory alone, or none at all: then the disk gets one of its own.
+  // The last step's snapshot may have been for memory alone, or none at all: then the disk gets one
+  // of its own.
   if (!is_sealed || disk_ != Live{run_.generation(), step}) {
     OUTLAST_RETURN_IF_ERROR(Snapshot(step, state, Snapshotter::Want::kDisk, Urgency::kMust));
   }
   const auto waited = ask(FinishAsk::kWait);
-  return waited.ok() ? absl::OkStatus() : Annotate(waited.status(), fmt::format("final save of step {}", step));
+  return waited.ok() ? absl::OkStatus()
+                     : Annotate(waited.status(), fmt::format("final save of step {}", step));
 }
 
 CheckpointStats Checkpointer::Impl::stats() const {
@@ -428,23 +499,31 @@ CheckpointStats Checkpointer::Impl::stats() const {
   return stats;
 }
 
-// --- The public face --------------------------------------------------------------------------------------------------
+// --- The public face
+// --------------------------------------------------------------------------------------------------
 
 Checkpointer::Checkpointer(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
 Checkpointer::~Checkpointer() = default;
 
-absl::StatusOr<std::unique_ptr<Checkpointer>> Checkpointer::Open(Run& run, CheckpointerOptions options) {
+absl::StatusOr<std::unique_ptr<Checkpointer>> Checkpointer::Open(Run& run,
+                                                                 CheckpointerOptions options) {
   auto impl = std::make_unique<Impl>(run, std::move(options));
   OUTLAST_RETURN_IF_ERROR(impl->Open());
   return std::unique_ptr<Checkpointer>(new Checkpointer(std::move(impl)));
 }
 
-absl::StatusOr<int64_t> Checkpointer::Restore(const StateView& state) { return impl_->Restore(state); }
+absl::StatusOr<int64_t> Checkpointer::Restore(const StateView& state) {
+  return impl_->Restore(state);
+}
 const Extras& Checkpointer::restored_extras() const { return impl_->extras(); }
 absl::Status Checkpointer::BeforeUpdate() { return impl_->BeforeUpdate(); }
-absl::Status Checkpointer::SaveIfDue(int64_t step, const StateView& state) { return impl_->SaveIfDue(step, state); }
+absl::Status Checkpointer::SaveIfDue(int64_t step, const StateView& state) {
+  return impl_->SaveIfDue(step, state);
+}
 absl::Status Checkpointer::Release() { return impl_->Release(); }
-absl::Status Checkpointer::Finish(int64_t step, const StateView& state) { return impl_->Finish(step, state); }
+absl::Status Checkpointer::Finish(int64_t step, const StateView& state) {
+  return impl_->Finish(step, state);
+}
 CheckpointStats Checkpointer::stats() const { return impl_->stats(); }
 
 }  // namespace outlast

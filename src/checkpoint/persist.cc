@@ -10,12 +10,16 @@
 namespace outlast {
 namespace {
 
-absl::StatusOr<Receipt> WriteRank(const std::string& folder, const PersistRank& from, uint32_t rank, Receipt receipt,
-                                  const Id128& run_id) {
-  OUTLAST_ASSIGN_OR_RETURN(const Buffer::Sealed sealed, from.buffer->ReadSealed(run_id, BootId(), from.assignment->layout_hash));
-  if (sealed.turn != from.turn || sealed.header.step != receipt.step || sealed.header.generation != receipt.generation) {
-    return Error(absl::StatusCode::kInternal, "buffer of rank {}: holds step {} of generation {}, pinned for step {} of generation {}", rank,
-                 sealed.header.step, sealed.header.generation, receipt.step, receipt.generation);
+absl::StatusOr<Receipt> WriteRank(const std::string& folder, const PersistRank& from, uint32_t rank,
+                                  Receipt receipt, const Id128& run_id) {
+  OUTLAST_ASSIGN_OR_RETURN(const Buffer::Sealed sealed,
+                           from.buffer->ReadSealed(run_id, BootId(), from.assignment->layout_hash));
+  if (sealed.turn != from.turn || sealed.header.step != receipt.step ||
+      sealed.header.generation != receipt.generation) {
+    return Error(
+        absl::StatusCode::kInternal,
+        "buffer of rank {}: holds step {} of generation {}, pinned for step {} of generation {}",
+        rank, sealed.header.step, sealed.header.generation, receipt.step, receipt.generation);
   }
   OUTLAST_ASSIGN_OR_RETURN(const std::span<const std::byte> extra, from.buffer->ReadExtra(sealed));
   OUTLAST_ASSIGN_OR_RETURN(receipt.extra, ParseExtras(extra));
@@ -27,12 +31,14 @@ absl::StatusOr<Receipt> WriteRank(const std::string& folder, const PersistRank& 
     const uint32_t chunks = from.buffer->layout().image_chunk_count();
     ShardWriteOptions options;
     OUTLAST_ASSIGN_OR_RETURN(receipt.file,
-                             WriteShard(folder, rank, from.buffer->image(), from.buffer->chunk_crcs().first(chunks), options));
+                             WriteShard(folder, rank, from.buffer->image(),
+                                        from.buffer->chunk_crcs().first(chunks), options));
   }
   return receipt;
 }
 
-absl::StatusOr<PersistResult> WriteAndCommit(Root& root, const PersistRequest& request, const std::string& name) {
+absl::StatusOr<PersistResult> WriteAndCommit(Root& root, const PersistRequest& request,
+                                             const std::string& name) {
   const std::string folder = root.PathOf(name);
   Receipt common;
   common.job = root.job();
@@ -47,7 +53,8 @@ absl::StatusOr<PersistResult> WriteAndCommit(Root& root, const PersistRequest& r
   PersistResult result;
   result.checkpoint = name;
   for (uint32_t rank = 0; rank < common.world; ++rank) {
-    OUTLAST_ASSIGN_OR_RETURN(const Receipt receipt, WriteRank(folder, request.ranks[rank], rank, common, request.run_id));
+    OUTLAST_ASSIGN_OR_RETURN(const Receipt receipt,
+                             WriteRank(folder, request.ranks[rank], rank, common, request.run_id));
     OUTLAST_RETURN_IF_ERROR(WriteReceipt(folder, receipt).status());
     if (receipt.file) result.bytes += receipt.file->bytes;
   }
@@ -66,9 +73,11 @@ absl::StatusOr<PersistResult> Persist(Root& root, const PersistRequest& request)
   OUTLAST_ASSIGN_OR_RETURN(const std::string name, root.NewCheckpoint(request.step));
   auto result = WriteAndCommit(root, request, name);
   if (!result.ok()) {
-    // Whatever lies there without a manifest is invisible; a failing clean-up is left to the next retention.
+    // Whatever lies there without a manifest is invisible; a failing clean-up is left to the next
+    // retention.
     root.Delete(name).IgnoreError();
-    return Annotate(result.status(), fmt::format("save of step {} to {}", request.step, root.PathOf(name)));
+    return Annotate(result.status(),
+                    fmt::format("save of step {} to {}", request.step, root.PathOf(name)));
   }
   result->write_time = absl::Nanoseconds(MonotonicNanos() - started);
   root.WriteLatest({name, request.step}).IgnoreError();  // a hint

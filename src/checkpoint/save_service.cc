@@ -14,7 +14,8 @@
 namespace outlast {
 namespace {
 
-// A step that all ranks can still see coming when it is announced: they are at most a step apart, plus one for the notice.
+// A step that all ranks can still see coming when it is announced: they are at most a step apart,
+// plus one for the notice.
 constexpr int64_t kNoticeSteps = 2;
 constexpr absl::Duration kLongestAuto = absl::Minutes(30);
 constexpr absl::Duration kShortestAuto = absl::Seconds(5);
@@ -27,7 +28,9 @@ uint64_t MemoryBytes() {
 }
 
 BufferLayout LayoutOf(const Assignment& assignment) {
-  return {.image_bytes = assignment.image_bytes(), .replicated_bytes = assignment.replicated_bytes, .extra_capacity = kExtraRoom};
+  return {.image_bytes = assignment.image_bytes(),
+          .replicated_bytes = assignment.replicated_bytes,
+          .extra_capacity = kExtraRoom};
 }
 
 int BufferCount(int wanted, const std::vector<Assignment>& assignments) {
@@ -37,15 +40,20 @@ int BufferCount(int wanted, const std::vector<Assignment>& assignments) {
   return three <= MemoryBytes() / 2 ? 3 : 2;
 }
 
-// Young 1974: the interval that balances the saves' cost against the work lost, sqrt(2 C M). M before any fault is seen: a
-// failure each 7.9 h at 1,024 ranks (arXiv 2410.21680, quoted second-hand), so 8,000 h divided by the ranks.
-absl::Duration AutoInterval(absl::Duration cost, absl::Duration run_time, int world, size_t faults) {
+// Young 1974: the interval that balances the saves' cost against the work lost, sqrt(2 C M). M
+// before any fault is seen: a failure each 7.9 h at 1,024 ranks (arXiv 2410.21680, quoted
+// second-hand), so 8,000 h divided by the ranks.
+absl::Duration AutoInterval(absl::Duration cost, absl::Duration run_time, int world,
+                            size_t faults) {
   const double prior = 8000.0 * 3600 / world;
   const double mean = (prior + absl::ToDoubleSeconds(run_time)) / (1 + static_cast<double>(faults));
-  return std::clamp(absl::Seconds(std::sqrt(2 * absl::ToDoubleSeconds(cost) * mean)), kShortestAuto, kLongestAuto);
+  return std::clamp(absl::Seconds(std::sqrt(2 * absl::ToDoubleSeconds(cost) * mean)), kShortestAuto,
+                    kLongestAuto);
 }
 
-absl::Status Aborted(uint64_t generation) { return Error(absl::StatusCode::kAborted, "generation {} ended", generation); }
+absl::Status Aborted(uint64_t generation) {
+  return Error(absl::StatusCode::kAborted, "generation {} ended", generation);
+}
 
 }  // namespace
 
@@ -100,7 +108,8 @@ bool SaveService::OnMessage(int slot, Message& message) {
   }
 }
 
-// --- Opening ----------------------------------------------------------------------------------------------------------
+// --- Opening
+// ----------------------------------------------------------------------------------------------------------
 
 void SaveService::OnOpenRoot(int slot, Message& message) {
   PayloadReader reader(message.payload);
@@ -112,9 +121,11 @@ void SaveService::OnOpenRoot(int slot, Message& message) {
     checkpointer_ = *options;
     open_text_ = text;
   } else if (text != open_text_) {
-    return keeper_.Answer(slot, message.request,
-                          Error(absl::StatusCode::kInvalidArgument, "checkpointer of slot {}: options {}, those of the other ranks are {}",
-                                slot, text, open_text_));
+    return keeper_.Answer(
+        slot, message.request,
+        Error(absl::StatusCode::kInvalidArgument,
+              "checkpointer of slot {}: options {}, those of the other ranks are {}", slot, text,
+              open_text_));
   }
   if (opened_) return AnswerOpen(waiter);
   if (!open_error_.ok()) return keeper_.Answer(slot, message.request, open_error_);
@@ -126,19 +137,22 @@ void SaveService::OnOpenRoot(int slot, Message& message) {
   root_options.run = keeper_.options().run_id;
   root_options.take_over = options_.take_over ? TakeOver::kYes : TakeOver::kNo;
   const bool fresh = options_.fresh || checkpointer_.start == CheckpointerOptions::Start::kFresh;
-  io_->Post([this, alive = alive_, &loop = keeper_.loop(), uri = checkpointer_.uri, root_options, fresh] {
-    const auto open = [&]() -> absl::StatusOr<std::shared_ptr<Opened>> {
-      auto opened = std::make_shared<Opened>();
-      OUTLAST_ASSIGN_OR_RETURN(opened->root, Root::Open(uri, root_options));
-      OUTLAST_RETURN_IF_ERROR(opened->root->TakeClaim());
-      opened->resume = !fresh;
-      opened->root->RollForward({}, {options_.committer, opened->root->claim(), 0}).status().IgnoreError();
-      return opened;
-    };
-    loop.Post([this, alive, result = open()] {
-      if (*alive) OnOpened(result);
-    });
-  });
+  io_->Post(
+      [this, alive = alive_, &loop = keeper_.loop(), uri = checkpointer_.uri, root_options, fresh] {
+        const auto open = [&]() -> absl::StatusOr<std::shared_ptr<Opened>> {
+          auto opened = std::make_shared<Opened>();
+          OUTLAST_ASSIGN_OR_RETURN(opened->root, Root::Open(uri, root_options));
+          OUTLAST_RETURN_IF_ERROR(opened->root->TakeClaim());
+          opened->resume = !fresh;
+          opened->root->RollForward({}, {options_.committer, opened->root->claim(), 0})
+              .status()
+              .IgnoreError();
+          return opened;
+        };
+        loop.Post([this, alive, result = open()] {
+          if (*alive) OnOpened(result);
+        });
+      });
 }
 
 void SaveService::OnOpened(absl::StatusOr<std::shared_ptr<Opened>> opened) {
@@ -186,7 +200,8 @@ void SaveService::BeatLater() {
   });
 }
 
-// --- Buffers ----------------------------------------------------------------------------------------------------------
+// --- Buffers
+// ----------------------------------------------------------------------------------------------------------
 
 void SaveService::OnBuffers(int slot, Message& message) {
   PayloadReader reader(message.payload);
@@ -199,7 +214,9 @@ void SaveService::OnBuffers(int slot, Message& message) {
   if (part + 1 < parts) return;
   const Waiter waiter{slot, message.request};
   if (!opened_) {
-    return keeper_.Answer(slot, message.request, Error(absl::StatusCode::kFailedPrecondition, "buffers of slot {}: the root is not open", slot));
+    return keeper_.Answer(slot, message.request,
+                          Error(absl::StatusCode::kFailedPrecondition,
+                                "buffers of slot {}: the root is not open", slot));
   }
   std::string table = std::exchange(received, {});
   std::string& known = tables_[static_cast<size_t>(slot)];
@@ -207,7 +224,9 @@ void SaveService::OnBuffers(int slot, Message& message) {
     if (table == known) return AnswerBuffers(waiter);
     return keeper_.Answer(slot, message.request,
                           Error(absl::StatusCode::kInvalidArgument,
-                                "state of slot {}: names, dtypes or shapes differ from those that this job's buffers were made for", slot));
+                                "state of slot {}: names, dtypes or shapes differ from those that "
+                                "this job's buffers were made for",
+                                slot));
   }
   known = std::move(table);
   std::erase_if(buffer_waiters_, [&](const Waiter& other) { return other.slot == slot; });
@@ -216,9 +235,12 @@ void SaveService::OnBuffers(int slot, Message& message) {
 }
 
 void SaveService::MakeBuffersIfAllAsked() {
-  if (making_ || std::any_of(tables_.begin(), tables_.end(), [](const std::string& table) { return table.empty(); })) return;
+  if (making_ || std::any_of(tables_.begin(), tables_.end(),
+                             [](const std::string& table) { return table.empty(); }))
+    return;
   making_ = true;
-  io_->Post([this, alive = alive_, &loop = keeper_.loop(), tables = tables_, job = opened_->root->job(), run = keeper_.options().run_id,
+  io_->Post([this, alive = alive_, &loop = keeper_.loop(), tables = tables_,
+             job = opened_->root->job(), run = keeper_.options().run_id,
              wanted = checkpointer_.buffers] {
     struct Made {
       std::vector<RankTable> rank_tables;
@@ -243,14 +265,17 @@ void SaveService::MakeBuffersIfAllAsked() {
       for (uint32_t rank = 0; rank < tables.size(); ++rank) {
         auto& buffers = made->buffers.emplace_back();
         for (int i = 0; i < count; ++i) {
-          OUTLAST_ASSIGN_OR_RETURN(Buffer buffer, Buffer::Create(LayoutOf(made->assignments[rank]),
-                                                                 {job, run, rank, static_cast<uint32_t>(tables.size())}));
+          OUTLAST_ASSIGN_OR_RETURN(
+              Buffer buffer,
+              Buffer::Create(LayoutOf(made->assignments[rank]),
+                             {job, run, rank, static_cast<uint32_t>(tables.size())}));
           buffers.push_back(std::move(buffer));
         }
       }
       OUTLAST_ASSIGN_OR_RETURN(made->tables_fd, MakeSealedMemory("outlast-tables", all.size()));
-      return WriteAll(made->tables_fd.get(), std::as_bytes(std::span(all))).ok() ? (made->tables_bytes = all.size(), absl::OkStatus())
-                                                                                 : absl::InternalError("write the table of tensors");
+      return WriteAll(made->tables_fd.get(), std::as_bytes(std::span(all))).ok()
+                 ? (made->tables_bytes = all.size(), absl::OkStatus())
+                 : absl::InternalError("write the table of tensors");
     };
     const absl::Status status = make();
     loop.Post([this, alive, made, status] {
@@ -298,14 +323,18 @@ void SaveService::AnswerBuffers(const Waiter& waiter) {
   keeper_.Answer(waiter.slot, waiter.request, absl::OkStatus(), payload.bytes(), fds);
 }
 
-// --- Saves ------------------------------------------------------------------------------------------------------------
+// --- Saves
+// ------------------------------------------------------------------------------------------------------------
 
 bool SaveService::is_pending(int64_t step) const {
-  return collecting_.contains(step) || (queued_ && queued_->step == step) || (writing_ && writing_->step == step);
+  return collecting_.contains(step) || (queued_ && queued_->step == step) ||
+         (writing_ && writing_->step == step);
 }
 
 bool SaveService::is_being_saved(size_t slot, size_t buffer) const {
-  const auto holds = [&](const std::optional<Save>& save) { return save && save->held[slot]->buffer == static_cast<int>(buffer); };
+  const auto holds = [&](const std::optional<Save>& save) {
+    return save && save->held[slot]->buffer == static_cast<int>(buffer);
+  };
   return holds(writing_) || holds(queued_);
 }
 
@@ -315,8 +344,10 @@ void SaveService::OnSealed(int slot, const Message& message) {
   const auto buffer = reader.Int<uint32_t>();
   const auto turn = reader.Int<uint32_t>();
   const bool last = reader.Int<uint8_t>() != 0;
-  if (!reader.ok() || buffers_.empty() || buffer >= buffers_[static_cast<size_t>(slot)].size()) return;
-  if (message.generation != generation_ && generation_ != 0) {  // of a generation that is over: nobody will complete it
+  if (!reader.ok() || buffers_.empty() || buffer >= buffers_[static_cast<size_t>(slot)].size())
+    return;
+  if (message.generation != generation_ &&
+      generation_ != 0) {  // of a generation that is over: nobody will complete it
     buffers_[static_cast<size_t>(slot)][buffer].control().Unpin(BufferPin::kPersist, turn);
     return;
   }
@@ -334,7 +365,8 @@ void SaveService::OnSealed(int slot, const Message& message) {
     DropSave(collecting_.begin()->second, "a newer step was complete first");
     collecting_.erase(collecting_.begin());
   }
-  if (table_->wanted_step() != kNoStep && table_->wanted_step() <= step) table_->SetWantedStep(kNoStep);
+  if (table_->wanted_step() != kNoStep && table_->wanted_step() <= step)
+    table_->SetWantedStep(kNoStep);
   QueueSave(std::move(complete));
 }
 
@@ -350,7 +382,8 @@ void SaveService::OnSkipped(const Message& message) {
 void SaveService::DropSave(Save& save, const char* why) {
   for (size_t slot = 0; slot < save.held.size(); ++slot) {
     if (!save.held[slot]) continue;
-    buffers_[slot][static_cast<size_t>(save.held[slot]->buffer)].control().Unpin(BufferPin::kPersist, save.held[slot]->turn);
+    buffers_[slot][static_cast<size_t>(save.held[slot]->buffer)].control().Unpin(
+        BufferPin::kPersist, save.held[slot]->turn);
   }
   ++dropped_;
   options_.observer.on_note(fmt::format("save of step {} dropped: {}", save.step, why));
@@ -369,7 +402,8 @@ void SaveService::QueueSave(Save save) {
 PersistRequest SaveService::RequestOf(const Save& save) const {
   PersistRequest request;
   for (size_t slot = 0; slot < save.held.size(); ++slot) {
-    request.ranks.push_back({&buffers_[slot][static_cast<size_t>(save.held[slot]->buffer)], save.held[slot]->turn, &assignments_[slot],
+    request.ranks.push_back({&buffers_[slot][static_cast<size_t>(save.held[slot]->buffer)],
+                             save.held[slot]->turn, &assignments_[slot],
                              rank_tables_[slot].aliases});
   }
   request.run_id = keeper_.options().run_id;
@@ -383,7 +417,8 @@ PersistRequest SaveService::RequestOf(const Save& save) const {
 }
 
 void SaveService::StartSave(Save save) {
-  persist_->Post([this, alive = alive_, &loop = keeper_.loop(), opened = opened_, save, request = RequestOf(save)] {
+  persist_->Post([this, alive = alive_, &loop = keeper_.loop(), opened = opened_, save,
+                  request = RequestOf(save)] {
     loop.Post([this, alive, save, result = Persist(*opened->root, request)] {
       if (*alive) OnSaveEnded(save, result);
     });
@@ -394,7 +429,8 @@ void SaveService::StartSave(Save save) {
 void SaveService::OnSaveEnded(const Save& save, const absl::StatusOr<PersistResult>& result) {
   writing_.reset();
   for (size_t slot = 0; slot < save.held.size(); ++slot) {
-    buffers_[slot][static_cast<size_t>(save.held[slot]->buffer)].control().Unpin(BufferPin::kPersist, save.held[slot]->turn);
+    buffers_[slot][static_cast<size_t>(save.held[slot]->buffer)].control().Unpin(
+        BufferPin::kPersist, save.held[slot]->turn);
   }
   if (result.ok()) {
     durable_step_ = save.step;
@@ -405,11 +441,16 @@ void SaveService::OnSaveEnded(const Save& save, const absl::StatusOr<PersistResu
     keeper_.Dispatch(CheckpointCommitted{save.step});
   } else {
     options_.observer.on_failed(save.step, result.status());
-    if (result.status().code() == absl::StatusCode::kAborted) keeper_.Dispatch(RootLost{std::string(MessageOf(result.status()))});
+    if (result.status().code() == absl::StatusCode::kAborted)
+      keeper_.Dispatch(RootLost{std::string(MessageOf(result.status()))});
   }
   Message event;
   event.kind = MessageKind::kSaveEvent;
-  event.payload = PayloadWriter().Int(save.step).Int(static_cast<uint8_t>(result.ok())).Text(MessageOf(result.status())).bytes();
+  event.payload = PayloadWriter()
+                      .Int(save.step)
+                      .Int(static_cast<uint8_t>(result.ok()))
+                      .Text(MessageOf(result.status()))
+                      .bytes();
   for (int slot = 0; slot < world_; ++slot) {
     if (keeper_.is_joined(slot)) keeper_.Send(slot, event);
   }
@@ -437,20 +478,25 @@ void SaveService::OnFinishAsked(int slot, const Message& message) {
   const auto what = reader.Int<FinishAsk>();
   const bool is_durable = durable_step_ == step && !is_pending(step);
   if (is_durable || what == FinishAsk::kQuery) {
-    return keeper_.Answer(slot, message.request, absl::OkStatus(), PayloadWriter().Int(static_cast<uint8_t>(is_durable)).bytes());
+    return keeper_.Answer(slot, message.request, absl::OkStatus(),
+                          PayloadWriter().Int(static_cast<uint8_t>(is_durable)).bytes());
   }
   finishers_[step].push_back({slot, message.request});
   if (!is_pending(step)) RetryForFinishers(step);
 }
 
-// The save of a final step failed or was dropped: once all ranks wait for it, their buffers hold it, and it is tried again.
+// The save of a final step failed or was dropped: once all ranks wait for it, their buffers hold
+// it, and it is tried again.
 void SaveService::RetryForFinishers(int64_t step) {
   if (static_cast<int>(finishers_[step].size()) < members()) return;
   retried_.insert(step);
   const std::optional<Common> common = FindCommon();
   if (!common || common->step != step || !PinAll(*common)) {
-    AnswerFinishers(step, Error(absl::StatusCode::kUnavailable, "final save of step {}: no snapshot of it that all ranks have", step));
-    keeper_.Dispatch(FinalSaveFailed{fmt::format("step {}: no snapshot that all ranks have", step)});
+    AnswerFinishers(step,
+                    Error(absl::StatusCode::kUnavailable,
+                          "final save of step {}: no snapshot of it that all ranks have", step));
+    keeper_.Dispatch(
+        FinalSaveFailed{fmt::format("step {}: no snapshot that all ranks have", step)});
     return;
   }
   Save save{common->step, common->generation, false, {}};
@@ -464,27 +510,31 @@ void SaveService::AnswerFinishers(int64_t step, const absl::Status& status) {
   const std::vector<Waiter> waiters = std::move(found->second);
   finishers_.erase(found);
   const std::string durable = PayloadWriter().Int(uint8_t{1}).bytes();
-  for (const Waiter& waiter : waiters) keeper_.Answer(waiter.slot, waiter.request, status, status.ok() ? durable : "");
+  for (const Waiter& waiter : waiters)
+    keeper_.Answer(waiter.slot, waiter.request, status, status.ok() ? durable : "");
 }
 
 void SaveService::ArmAutoSave() {
   if (!checkpointer_.every.is_auto() || auto_timer_ || buffers_.empty()) return;
   const absl::Duration run_time = absl::Nanoseconds(MonotonicNanos() - started_ns_);
-  const absl::Duration after = AutoInterval(last_write_time_, run_time, world_, keeper_.job().faults().size());
+  const absl::Duration after =
+      AutoInterval(last_write_time_, run_time, world_, keeper_.job().faults().size());
   auto_timer_ = keeper_.loop().RunAfter(after, [this] {
     auto_timer_.reset();
     if (writing_ || queued_) return;  // its end arms the timer again
     int64_t newest = 0;
     for (const HeldSteps& held : table_->Read()) newest = std::max(newest, held.newest());
     table_->SetWantedStep(newest + kNoticeSteps);
-    auto_timer_ = keeper_.loop().RunAfter(kAutoRetry, [this] {  // a rank was past the step already: ask for a later one
-      auto_timer_.reset();
-      if (table_->wanted_step() != kNoStep || (!writing_ && !queued_)) ArmAutoSave();
-    });
+    auto_timer_ = keeper_.loop().RunAfter(
+        kAutoRetry, [this] {  // a rank was past the step already: ask for a later one
+          auto_timer_.reset();
+          if (table_->wanted_step() != kNoStep || (!writing_ && !queued_)) ArmAutoSave();
+        });
   });
 }
 
-// --- Generations ------------------------------------------------------------------------------------------------------
+// --- Generations
+// ------------------------------------------------------------------------------------------------------
 
 // The newest snapshot that every slot's buffers hold, by (generation, step).
 std::optional<SaveService::Common> SaveService::FindCommon() const {
@@ -492,9 +542,11 @@ std::optional<SaveService::Common> SaveService::FindCommon() const {
   std::vector<std::map<Key, Held>> held(buffers_.size());
   for (size_t slot = 0; slot < buffers_.size(); ++slot) {
     for (size_t i = 0; i < buffers_[slot].size(); ++i) {
-      const auto sealed = buffers_[slot][i].ReadSealed(keeper_.options().run_id, BootId(), assignments_[slot].layout_hash);
+      const auto sealed = buffers_[slot][i].ReadSealed(keeper_.options().run_id, BootId(),
+                                                       assignments_[slot].layout_hash);
       if (!sealed.ok()) continue;
-      held[slot][{sealed->header.generation, sealed->header.step}] = {static_cast<int>(i), sealed->turn};
+      held[slot][{sealed->header.generation, sealed->header.step}] = {static_cast<int>(i),
+                                                                      sealed->turn};
     }
   }
   if (held.empty()) return std::nullopt;
@@ -513,11 +565,14 @@ bool SaveService::PinAll(const Common& common) {
   size_t pinned = 0;
   for (; pinned < common.held.size(); ++pinned) {
     const Held& held = common.held[pinned];
-    if (!buffers_[pinned][static_cast<size_t>(held.buffer)].control().TryPin(BufferPin::kPersist, held.turn)) break;
+    if (!buffers_[pinned][static_cast<size_t>(held.buffer)].control().TryPin(BufferPin::kPersist,
+                                                                             held.turn))
+      break;
   }
   if (pinned == common.held.size()) return true;
   for (size_t slot = 0; slot < pinned; ++slot) {
-    buffers_[slot][static_cast<size_t>(common.held[slot].buffer)].control().Unpin(BufferPin::kPersist, common.held[slot].turn);
+    buffers_[slot][static_cast<size_t>(common.held[slot].buffer)].control().Unpin(
+        BufferPin::kPersist, common.held[slot].turn);
   }
   return false;
 }
@@ -549,7 +604,8 @@ void SaveService::OnCommit(const CommitGeneration& commit) {
       const ControlWord word = control.Read();
       if (word.state == BufferState::kFilling) BufferControl(control).Abandon(word.turn);
       // A pin that its worker set for a save that nobody heard of.
-      if (word.state == BufferState::kSealed && !is_being_saved(slot, i)) BufferControl(control).Unpin(BufferPin::kPersist, word.turn);
+      if (word.state == BufferState::kSealed && !is_being_saved(slot, i))
+        BufferControl(control).Unpin(BufferPin::kPersist, word.turn);
     }
   }
   base_ = FindCommon();
@@ -583,18 +639,23 @@ void SaveService::ForgetMemory() {
 
 int SaveService::members() const {
   if (generation_members_.empty()) return world_;
-  return static_cast<int>(std::count_if(generation_members_.begin(), generation_members_.end(), [&](int slot) { return !keeper_.is_finished(slot); }));
+  return static_cast<int>(std::count_if(generation_members_.begin(), generation_members_.end(),
+                                        [&](int slot) { return !keeper_.is_finished(slot); }));
 }
 
-// --- Restore ----------------------------------------------------------------------------------------------------------
+// --- Restore
+// ----------------------------------------------------------------------------------------------------------
 
 void SaveService::OnChoose(int slot, const Message& message) {
   PayloadReader reader(message.payload);
   const auto attempt = reader.Int<uint32_t>();
-  if (message.generation < generation_) return keeper_.Answer(slot, message.request, Aborted(message.generation));
+  if (message.generation < generation_)
+    return keeper_.Answer(slot, message.request, Aborted(message.generation));
   if (attempt != restoring_.attempt) {
-    return keeper_.Answer(slot, message.request,
-                          Error(absl::StatusCode::kInternal, "restore attempt {} of slot {}: attempt {} is under way", attempt, slot, restoring_.attempt));
+    return keeper_.Answer(
+        slot, message.request,
+        Error(absl::StatusCode::kInternal, "restore attempt {} of slot {}: attempt {} is under way",
+              attempt, slot, restoring_.attempt));
   }
   restoring_.choosers.push_back({slot, message.request});
   if (restoring_.choice) return AnswerChoosers();
@@ -610,9 +671,12 @@ void SaveService::Choose() {
 }
 
 void SaveService::ChooseFromDisk() {
-  // A fresh start restores nothing of what was there before, but does restore what it committed itself.
-  const StartMode mode = opened_->resume || committed_here_ ? StartMode::kResume : StartMode::kFresh;
-  io_->Post([this, alive = alive_, &loop = keeper_.loop(), opened = opened_, mode, generation = generation_, attempt = restoring_.attempt] {
+  // A fresh start restores nothing of what was there before, but does restore what it committed
+  // itself.
+  const StartMode mode =
+      opened_->resume || committed_here_ ? StartMode::kResume : StartMode::kFresh;
+  io_->Post([this, alive = alive_, &loop = keeper_.loop(), opened = opened_, mode,
+             generation = generation_, attempt = restoring_.attempt] {
     const auto decide = [&]() -> absl::StatusOr<StartDecision> {
       OUTLAST_ASSIGN_OR_RETURN(const Listing listing, opened->root->List());
       return DecideStart(listing, mode);
@@ -623,27 +687,33 @@ void SaveService::ChooseFromDisk() {
   });
 }
 
-void SaveService::OnDiskCandidates(uint64_t generation, uint32_t attempt, absl::StatusOr<StartDecision> decision) {
+void SaveService::OnDiskCandidates(uint64_t generation, uint32_t attempt,
+                                   absl::StatusOr<StartDecision> decision) {
   if (generation != generation_ || attempt != restoring_.attempt || !restoring_.choosing) return;
   std::string error;
   if (!decision.ok()) {
     error = std::string(MessageOf(decision.status()));
   } else {
     if (attempt == 0) {
-      for (const std::string& skipped : decision->skipped) options_.observer.on_note("checkpoint passed over: " + skipped);
+      for (const std::string& skipped : decision->skipped)
+        options_.observer.on_note("checkpoint passed over: " + skipped);
     }
     for (const std::string& name : decision->candidates) {
       if (restoring_.bad_folders.contains(name)) continue;
       const auto parts = ParseCheckpointName(name);
-      return Decide({RestoreSource::kDisk, parts ? parts->step : 0, 0, 0, 0, opened_->root->PathOf(name)});
+      return Decide(
+          {RestoreSource::kDisk, parts ? parts->step : 0, 0, 0, 0, opened_->root->PathOf(name)});
     }
-    // Nothing was ever saved, or a fresh start was asked for: step 0. But never because all that there was failed.
+    // Nothing was ever saved, or a fresh start was asked for: step 0. But never because all that
+    // there was failed.
     if (restoring_.passed_over.empty()) return Decide({});
   }
   for (const std::string& one : restoring_.passed_over) error += (error.empty() ? "" : "; ") + one;
-  const absl::Status status = Error(absl::StatusCode::kDataLoss, "no checkpoint in {} restores: {} (start over with --fresh)",
+  const absl::Status status = Error(absl::StatusCode::kDataLoss,
+                                    "no checkpoint in {} restores: {} (start over with --fresh)",
                                     opened_->root->path(), error);
-  for (const Waiter& waiter : std::exchange(restoring_.choosers, {})) keeper_.Answer(waiter.slot, waiter.request, status);
+  for (const Waiter& waiter : std::exchange(restoring_.choosers, {}))
+    keeper_.Answer(waiter.slot, waiter.request, status);
   restoring_.choosing = false;
   keeper_.Dispatch(RestoreFailed{std::string(MessageOf(status))});
 }
@@ -672,7 +742,8 @@ void SaveService::OnVote(int slot, const Message& message) {
   const bool ok = reader.Int<uint8_t>() != 0;
   const bool mismatch = reader.Int<uint8_t>() != 0;
   const std::string_view detail = reader.Text();
-  if (!reader.ok() || message.generation < generation_ || attempt != restoring_.attempt || !restoring_.choice) {
+  if (!reader.ok() || message.generation < generation_ || attempt != restoring_.attempt ||
+      !restoring_.choice) {
     return keeper_.Answer(slot, message.request, Aborted(message.generation));
   }
   restoring_.voters[slot] = {slot, message.request};
@@ -687,12 +758,14 @@ void SaveService::CountVotes() {
   const auto voters = std::exchange(restoring_.voters, {});
   const RestoreChoice choice = *restoring_.choice;
   if (restoring_.mismatch) {  // the program's own error: no other source would fit better
-    const absl::Status status = Error(absl::StatusCode::kInvalidArgument, "{}", restoring_.passed_over.front());
+    const absl::Status status =
+        Error(absl::StatusCode::kInvalidArgument, "{}", restoring_.passed_over.front());
     for (const auto& [slot, waiter] : voters) keeper_.Answer(slot, waiter.request, status);
     return;
   }
   if (!restoring_.failed) {
-    durable_step_ = choice.source == RestoreSource::kDisk ? choice.step : std::min(durable_step_, choice.step);
+    durable_step_ =
+        choice.source == RestoreSource::kDisk ? choice.step : std::min(durable_step_, choice.step);
     if (choice.source == RestoreSource::kDisk) {
       parent_ = choice.folder.substr(choice.folder.rfind('/') + 1);
     } else if (choice.source == RestoreSource::kNone) {
@@ -701,15 +774,18 @@ void SaveService::CountVotes() {
     options_.observer.on_restored(generation_, choice.source, choice.step);
   } else {
     const std::string reason = restoring_.passed_over.back();
-    options_.observer.on_note(fmt::format("restore of step {} from {} failed: {}", choice.step,
-                                          choice.source == RestoreSource::kMemory ? "memory" : choice.folder, reason));
+    options_.observer.on_note(
+        fmt::format("restore of step {} from {} failed: {}", choice.step,
+                    choice.source == RestoreSource::kMemory ? "memory" : choice.folder, reason));
     if (choice.source == RestoreSource::kMemory) {
       restoring_.memory_is_bad = true;
       ForgetMemory();
     } else {
       const std::string name = choice.folder.substr(choice.folder.rfind('/') + 1);
       restoring_.bad_folders.insert(name);
-      io_->Post([opened = opened_, name, reason] { opened->root->Quarantine(name, reason).IgnoreError(); });
+      io_->Post([opened = opened_, name, reason] {
+        opened->root->Quarantine(name, reason).IgnoreError();
+      });
     }
     ++restoring_.attempt;
     restoring_.choice.reset();
@@ -721,9 +797,11 @@ void SaveService::CountVotes() {
   }
 }
 
-// --- Ends -------------------------------------------------------------------------------------------------------------
+// --- Ends
+// -------------------------------------------------------------------------------------------------------------
 
-// The trainers may still be running: a pin either finds the snapshot that was read, or another one is looked for.
+// The trainers may still be running: a pin either finds the snapshot that was read, or another one
+// is looked for.
 void SaveService::OnPersistCommon(const std::string& reason) {
   constexpr int kTries = 100;
   if (!is_saving()) return;
@@ -732,7 +810,8 @@ void SaveService::OnPersistCommon(const std::string& reason) {
     if (!common) break;
     if (common->step <= durable_step_) return keeper_.Dispatch(StopPersisted{durable_step_, true});
     if (!PinAll(*common)) continue;
-    options_.observer.on_note(fmt::format("saving step {} without the trainers: {}", common->step, reason));
+    options_.observer.on_note(
+        fmt::format("saving step {} without the trainers: {}", common->step, reason));
     Save save{common->step, common->generation, true, {}};
     for (const Held& held : common->held) save.held.emplace_back(held);
     return QueueSave(std::move(save));

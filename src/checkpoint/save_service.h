@@ -1,11 +1,14 @@
-// The keeper's part of checkpointing: opens the root, makes the buffers, decides what all ranks restore from, and has what
-// they sealed written to disk.
+// The keeper's part of checkpointing: opens the root, makes the buffers, decides what all ranks
+// restore from, and has what they sealed written to disk.
 //
-//   COLLECTING (some ranks sealed the step) ── all did ──> QUEUED ── the former save ended ──> WRITING ──> durable | failed
-//        └── abort, a rank skipped it ──> dropped               └── a newer one came ──> dropped, counted
+//   COLLECTING (some ranks sealed the step) ── all did ──> QUEUED ── the former save ended ──>
+//   WRITING ──> durable | failed
+//        └── abort, a rank skipped it ──> dropped               └── a newer one came ──> dropped,
+//        counted
 //
-// Departure from design/checkpoint.md, section 4: on one node the tables of all ranks meet here (a few KiB each), so that
-// any layout works without a digest exchange; several agents will exchange digests.
+// Departure from design/checkpoint.md, section 4: on one node the tables of all ranks meet here (a
+// few KiB each), so that any layout works without a digest exchange; several agents will exchange
+// digests.
 #pragma once
 
 #include <cstdint>
@@ -31,10 +34,13 @@ namespace outlast {
 
 // Told on the keeper's loop thread.
 struct SaveObserver {
-  std::function<void(int64_t step, const PersistResult& result)> on_durable = [](int64_t, const PersistResult&) {};
-  std::function<void(int64_t step, const absl::Status& error)> on_failed = [](int64_t, const absl::Status&) {};
+  std::function<void(int64_t step, const PersistResult& result)> on_durable =
+      [](int64_t, const PersistResult&) {};
+  std::function<void(int64_t step, const absl::Status& error)> on_failed =
+      [](int64_t, const absl::Status&) {};
   // All ranks have restored. `step` 0 with kNone: started anew.
-  std::function<void(uint64_t generation, RestoreSource source, int64_t step)> on_restored = [](uint64_t, RestoreSource, int64_t) {};
+  std::function<void(uint64_t generation, RestoreSource source, int64_t step)> on_restored =
+      [](uint64_t, RestoreSource, int64_t) {};
   // One line for people: a candidate that was passed over, a root's notes.
   std::function<void(const std::string& line)> on_note = [](const std::string&) {};
 };
@@ -61,8 +67,9 @@ class SaveService final : public KeeperExtension {
   bool is_saving() const override { return opened_ != nullptr && !buffers_.empty(); }
   void OnPersistCommon(const std::string& reason) override;
 
-  // All workers have ended: writes the newest snapshot that all ranks have, if it is newer than what is on disk, and waits.
-  // Call it before destruction when a job ends otherwise than finished. Blocks.
+  // All workers have ended: writes the newest snapshot that all ranks have, if it is newer than
+  // what is on disk, and waits. Call it before destruction when a job ends otherwise than finished.
+  // Blocks.
   absl::Status PersistLast();
 
   int64_t durable_step() const { return durable_step_; }
@@ -76,7 +83,7 @@ class SaveService final : public KeeperExtension {
   struct Save {
     int64_t step = 0;
     uint64_t generation = 0;
-    bool last = false;  // of an agreed stop
+    bool last = false;                      // of an agreed stop
     std::vector<std::optional<Held>> held;  // by slot
     bool complete() const;
   };
@@ -133,7 +140,8 @@ class SaveService final : public KeeperExtension {
   void ForgetMemory();
   void Choose();
   void ChooseFromDisk();
-  void OnDiskCandidates(uint64_t generation, uint32_t attempt, absl::StatusOr<StartDecision> decision);
+  void OnDiskCandidates(uint64_t generation, uint32_t attempt,
+                        absl::StatusOr<StartDecision> decision);
   void Decide(RestoreChoice choice);
   void AnswerChoosers();
   void CountVotes();

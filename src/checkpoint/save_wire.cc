@@ -20,13 +20,16 @@ Shape TakeShape(PayloadReader& reader) {
   return shape;
 }
 
-absl::Status Malformed(std::string_view what) { return Error(absl::StatusCode::kInvalidArgument, "{}: cut or malformed message", what); }
+absl::Status Malformed(std::string_view what) {
+  return Error(absl::StatusCode::kInvalidArgument, "{}: cut or malformed message", what);
+}
 
 }  // namespace
 
 std::string EncodeTable(const RankTable& table) {
   PayloadWriter writer;
-  writer.Int(static_cast<uint32_t>(table.rows.size())).Int(static_cast<uint32_t>(table.aliases.size()));
+  writer.Int(static_cast<uint32_t>(table.rows.size()))
+      .Int(static_cast<uint32_t>(table.aliases.size()));
   for (const TensorRow& row : table.rows) {
     const HeldBox& held = row.boxes.front();
     writer.Text(row.name).Int(static_cast<uint8_t>(row.dtype)).Int(held.rank);
@@ -97,10 +100,13 @@ std::string EncodeOptions(const CheckpointerOptions& options) {
 
 absl::StatusOr<CheckpointerOptions> DecodeOptions(std::string_view text) {
   const nlohmann::json json = nlohmann::json::parse(text, nullptr, false);
-  const auto has = [&](const char* key, bool (nlohmann::json::*is)() const noexcept) { return json.contains(key) && (json[key].*is)(); };
+  const auto has = [&](const char* key, bool (nlohmann::json::*is)() const noexcept) {
+    return json.contains(key) && (json[key].*is)();
+  };
   using Json = nlohmann::json;
-  if (!json.is_object() || !has("uri", &Json::is_string) || !has("every", &Json::is_number_integer) ||
-      !has("keep_last", &Json::is_number_integer) || !has("fresh", &Json::is_boolean) || !has("job", &Json::is_string) ||
+  if (!json.is_object() || !has("uri", &Json::is_string) ||
+      !has("every", &Json::is_number_integer) || !has("keep_last", &Json::is_number_integer) ||
+      !has("fresh", &Json::is_boolean) || !has("job", &Json::is_string) ||
       !has("buffers", &Json::is_number_integer)) {
     return Malformed("options of a checkpointer");
   }
@@ -108,7 +114,8 @@ absl::StatusOr<CheckpointerOptions> DecodeOptions(std::string_view text) {
   options.uri = json["uri"];
   options.every = json["every"] > 0 ? Every::Steps(json["every"]) : Every::Auto();
   options.keep_last = json["keep_last"];
-  options.start = json["fresh"] ? CheckpointerOptions::Start::kFresh : CheckpointerOptions::Start::kResume;
+  options.start =
+      json["fresh"] ? CheckpointerOptions::Start::kFresh : CheckpointerOptions::Start::kResume;
   options.job = json["job"];
   options.buffers = json["buffers"];
   return options;
@@ -116,7 +123,12 @@ absl::StatusOr<CheckpointerOptions> DecodeOptions(std::string_view text) {
 
 std::string RestoreChoice::Encode() const {
   PayloadWriter writer;
-  writer.Int(static_cast<uint8_t>(source)).Int(step).Int(generation).Int(buffer).Int(turn).Text(folder);
+  writer.Int(static_cast<uint8_t>(source))
+      .Int(step)
+      .Int(generation)
+      .Int(buffer)
+      .Int(turn)
+      .Text(folder);
   return writer.bytes();
 }
 

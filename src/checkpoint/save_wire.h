@@ -1,15 +1,17 @@
-// What a checkpointer and the save service say to each other (run/wire.h kinds 32..63, and kSaveEvent). Version 1 of the
-// wire. Fields by PayloadWriter.
+// What a checkpointer and the save service say to each other (run/wire.h kinds 32..63, and
+// kSaveEvent). Version 1 of the wire. Fields by PayloadWriter.
 //
-//   kOpenRoot   Text options (JSON, OpenRequest) -> 16 B job id, u8 resume (0: start at step 0); one descriptor: the seal table
-//   kBuffers    u32 part, u32 parts, Text bytes of the rank's table; the last part is answered:
-//               u64 bytes of all tables, u32 buffers; descriptors: all ranks' tables, then this rank's buffers
+//   kOpenRoot   Text options (JSON, OpenRequest) -> 16 B job id, u8 resume (0: start at step 0);
+//   one descriptor: the seal table kBuffers    u32 part, u32 parts, Text bytes of the rank's table;
+//   the last part is answered:
+//               u64 bytes of all tables, u32 buffers; descriptors: all ranks' tables, then this
+//               rank's buffers
 //   kSealed     i64 step, u32 buffer, u32 turn, u8 last (the agreed stop's step)     no answer
 //   kSkipped    i64 step: no free buffer for a step that the disk wants               no answer
 //   kFinish     i64 step, u8 FinishAsk -> u8 durable
 //   kChoose     u32 attempt -> RestoreChoice
-//   kVote       u32 attempt, u8 ok, u8 mismatch, Text detail -> u8 restored (else choose again with attempt + 1)
-//   kSaveEvent  i64 step, u8 durable, Text error
+//   kVote       u32 attempt, u8 ok, u8 mismatch, Text detail -> u8 restored (else choose again with
+//   attempt + 1) kSaveEvent  i64 step, u8 durable, Text error
 #pragma once
 
 #include <cstdint>
@@ -48,7 +50,7 @@ struct RestoreChoice {
   uint64_t generation = 0;  // of the snapshot (kMemory)
   uint32_t buffer = 0;      // of the asking rank (kMemory)
   uint32_t turn = 0;
-  std::string folder;       // absolute path of the checkpoint (kDisk)
+  std::string folder;  // absolute path of the checkpoint (kDisk)
 
   std::string Encode() const;
   static absl::StatusOr<RestoreChoice> Decode(std::string_view payload);

@@ -9,14 +9,19 @@
 namespace outlast {
 namespace {
 
-// A step that some rank holds but that can never become common: another rank has gone past it without it.
+// A step that some rank holds but that can never become common: another rank has gone past it
+// without it.
 bool IsVoid(std::span<const HeldSteps> ranks, int64_t step) {
-  return std::any_of(ranks.begin(), ranks.end(), [&](const HeldSteps& held) { return held.newest() > step && !held.holds(step); });
+  return std::any_of(ranks.begin(), ranks.end(), [&](const HeldSteps& held) {
+    return held.newest() > step && !held.holds(step);
+  });
 }
 
 }  // namespace
 
-bool HeldSteps::holds(int64_t wanted) const { return std::find(step.begin(), step.end(), wanted) != step.end(); }
+bool HeldSteps::holds(int64_t wanted) const {
+  return std::find(step.begin(), step.end(), wanted) != step.end();
+}
 
 int64_t HeldSteps::newest() const { return *std::max_element(step.begin(), step.end()); }
 
@@ -24,12 +29,15 @@ int64_t CommonStep(std::span<const HeldSteps> ranks) {
   int64_t common = kNoStep;
   if (ranks.empty()) return common;
   for (const int64_t step : ranks.front().step) {
-    if (step > common && std::all_of(ranks.begin(), ranks.end(), [&](const HeldSteps& held) { return held.holds(step); })) common = step;
+    if (step > common && std::all_of(ranks.begin(), ranks.end(),
+                                     [&](const HeldSteps& held) { return held.holds(step); }))
+      common = step;
   }
   return common;
 }
 
-std::optional<int> PickBuffer(std::span<const HeldSteps> ranks, size_t rank, const std::array<bool, kMaxBuffers>& pinned) {
+std::optional<int> PickBuffer(std::span<const HeldSteps> ranks, size_t rank,
+                              const std::array<bool, kMaxBuffers>& pinned) {
   const HeldSteps& own = ranks[rank];
   const int64_t common = CommonStep(ranks);
   std::optional<int> picked;
@@ -42,11 +50,13 @@ std::optional<int> PickBuffer(std::span<const HeldSteps> ranks, size_t rank, con
   return picked;
 }
 
-size_t SealTable::BytesFor(int world) { return sizeof(Header) + sizeof(Row) * static_cast<size_t>(world); }
+size_t SealTable::BytesFor(int world) {
+  return sizeof(Header) + sizeof(Row) * static_cast<size_t>(world);
+}
 
-// Seqlock with one writer. Acquire loads keep the second look at the sequence behind them. A writer that was killed in the
-// middle leaves an odd sequence until the keeper rewrites its row: such a rank counts as holding nothing, so that its peers
-// overwrite nothing that could be common.
+// Seqlock with one writer. Acquire loads keep the second look at the sequence behind them. A writer
+// that was killed in the middle leaves an odd sequence until the keeper rewrites its row: such a
+// rank counts as holding nothing, so that its peers overwrite nothing that could be common.
 HeldSteps SealTable::ReadRow(int rank) const {
   constexpr int kLooks = 200;
   const Row& shared = row(rank);
@@ -55,7 +65,8 @@ HeldSteps SealTable::ReadRow(int rank) const {
     HeldSteps held;
     const uint64_t buffers = LoadWord(shared.buffers);
     held.buffers = buffers >= 1 && buffers <= kMaxBuffers ? static_cast<int>(buffers) : kMaxBuffers;
-    for (size_t i = 0; i < held.step.size(); ++i) held.step[i] = LoadWord(shared.step_plus_one[i]) - 1;
+    for (size_t i = 0; i < held.step.size(); ++i)
+      held.step[i] = LoadWord(shared.step_plus_one[i]) - 1;
     if (before % 2 == 0 && LoadWord(shared.sequence) == before) return held;
     sched_yield();
   }
@@ -75,7 +86,8 @@ void SealTable::Write(int rank, const HeldSteps& held) {
   const uint64_t sequence = LoadWord(shared.sequence) | 1;
   StoreWord(shared.sequence, sequence);
   StoreWord(shared.buffers, static_cast<uint64_t>(held.buffers));
-  for (size_t i = 0; i < held.step.size(); ++i) StoreWord(shared.step_plus_one[i], held.step[i] + 1);
+  for (size_t i = 0; i < held.step.size(); ++i)
+    StoreWord(shared.step_plus_one[i], held.step[i] + 1);
   StoreWord(shared.sequence, sequence + 1);
 }
 
@@ -86,11 +98,13 @@ void SealTable::SetWantedStep(int64_t step) { StoreWord(header().wanted_step_plu
 SealTable::Cadence SealTable::cadence() const {
   const uint64_t word = LoadWord(header().cadence);
   if (word == 0) return {};
-  return {static_cast<int64_t>(word >> 16), std::max<int64_t>(1, static_cast<int64_t>(word & 0xffff))};
+  return {static_cast<int64_t>(word >> 16),
+          std::max<int64_t>(1, static_cast<int64_t>(word & 0xffff))};
 }
 
 void SealTable::SetCadence(const Cadence& cadence) {
-  const uint64_t word = static_cast<uint64_t>(cadence.from) << 16 | static_cast<uint64_t>(std::min<int64_t>(cadence.every, 0xffff));
+  const uint64_t word = static_cast<uint64_t>(cadence.from) << 16 |
+                        static_cast<uint64_t>(std::min<int64_t>(cadence.every, 0xffff));
   StoreWord(header().cadence, word);
 }
 

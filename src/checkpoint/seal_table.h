@@ -1,9 +1,11 @@
-// Which snapshots the ranks of one machine hold, in memory that all of them share: a rank may overwrite a buffer only when
-// it sees here that another step is common, or that this one never can be.
+// Which snapshots the ranks of one machine hold, in memory that all of them share: a rank may
+// overwrite a buffer only when it sees here that another step is common, or that this one never can
+// be.
 //
 //   [header 64 B][one row of 128 B a rank]
 //
-// A row has one writer at a time: its rank, or the keeper while all ranks are quiet between two generations.
+// A row has one writer at a time: its rank, or the keeper while all ranks are quiet between two
+// generations.
 #pragma once
 
 #include <array>
@@ -32,9 +34,11 @@ struct HeldSteps {
 // The newest step that all ranks hold; kNoStep when there is none.
 int64_t CommonStep(std::span<const HeldSteps> ranks);
 
-// The buffer of `rank` that the next snapshot may overwrite: a free one first, then the oldest that is older than the common
-// step, or void (some rank holds a newer step without it). nullopt: none; the snapshot is skipped. `pinned[i]`: not now.
-std::optional<int> PickBuffer(std::span<const HeldSteps> ranks, size_t rank, const std::array<bool, kMaxBuffers>& pinned);
+// The buffer of `rank` that the next snapshot may overwrite: a free one first, then the oldest that
+// is older than the common step, or void (some rank holds a newer step without it). nullopt: none;
+// the snapshot is skipped. `pinned[i]`: not now.
+std::optional<int> PickBuffer(std::span<const HeldSteps> ranks, size_t rank,
+                              const std::array<bool, kMaxBuffers>& pinned);
 
 // The shared table. Safe for concurrent use as its row rule says.
 class SealTable {
@@ -47,11 +51,13 @@ class SealTable {
   std::vector<HeldSteps> Read() const;
   void Write(int rank, const HeldSteps& held);
 
-  // A step that the keeper wants on disk (kNoStep: none): ranks that seal it say so. Written by the keeper.
+  // A step that the keeper wants on disk (kNoStep: none): ranks that seal it say so. Written by the
+  // keeper.
   int64_t wanted_step() const;
   void SetWantedStep(int64_t step);
 
-  // How often all ranks take a snapshot: from step `from` on, each step that `every` divides. Written by rank 0.
+  // How often all ranks take a snapshot: from step `from` on, each step that `every` divides.
+  // Written by rank 0.
   struct Cadence {
     int64_t from = 0;
     int64_t every = 1;
@@ -73,7 +79,9 @@ class SealTable {
   };
   static_assert(sizeof(Header) == 64 && sizeof(Row) == 128);
   Header& header() const { return *reinterpret_cast<Header*>(mapping_.data()); }
-  Row& row(int rank) const { return reinterpret_cast<Row*>(mapping_.data() + sizeof(Header))[rank]; }
+  Row& row(int rank) const {
+    return reinterpret_cast<Row*>(mapping_.data() + sizeof(Header))[rank];
+  }
   HeldSteps ReadRow(int rank) const;
 
   Mapping mapping_;

@@ -20,7 +20,8 @@ constexpr uint64_t kPieceBytes = 256 << 10;  // copied and checksummed while it 
 
 // Feeds the chunk to the CRC in order, calling `move` for each stretch of a piece right before.
 template <typename Move>
-uint32_t PassOverChunk(std::span<const std::byte> buffer, const ChunkRange& range, std::span<const CopyPiece> pieces, Move move) {
+uint32_t PassOverChunk(std::span<const std::byte> buffer, const ChunkRange& range,
+                       std::span<const CopyPiece> pieces, Move move) {
   Crc32cStream crc;
   uint64_t at = range.offset;
   const uint64_t end = range.offset + range.bytes;
@@ -42,7 +43,8 @@ std::span<std::byte> WholeOf(const Buffer& buffer) {
   return {start, buffer.layout().buffer_bytes()};
 }
 
-void AddPiece(CopyPiece piece, const BufferLayout& layout, uint64_t part_offset, uint32_t first_chunk, CopyPlan& plan) {
+void AddPiece(CopyPiece piece, const BufferLayout& layout, uint64_t part_offset,
+              uint32_t first_chunk, CopyPlan& plan) {
   while (piece.bytes > 0) {
     const uint64_t in_part = piece.to - part_offset;
     const uint64_t chunk = in_part / kChunkBytes;
@@ -58,62 +60,78 @@ void AddPiece(CopyPiece piece, const BufferLayout& layout, uint64_t part_offset,
 
 }  // namespace
 
-absl::StatusOr<CopyPlan> MakeCopyPlan(const Assignment& assignment, const BufferLayout& layout, const StateView& state) {
+absl::StatusOr<CopyPlan> MakeCopyPlan(const Assignment& assignment, const BufferLayout& layout,
+                                      const StateView& state) {
   std::map<std::string_view, uint32_t> region_of_name;
-  for (size_t i = 0; i < state.regions.size(); ++i) region_of_name[state.regions[i].name] = static_cast<uint32_t>(i);
+  for (size_t i = 0; i < state.regions.size(); ++i)
+    region_of_name[state.regions[i].name] = static_cast<uint32_t>(i);
   CopyPlan plan;
   plan.chunks.resize(layout.chunk_count());
-  const auto add = [&](const PlannedItem& item, uint64_t part_offset, uint64_t data_offset, uint32_t first_chunk) -> absl::Status {
+  const auto add = [&](const PlannedItem& item, uint64_t part_offset, uint64_t data_offset,
+                       uint32_t first_chunk) -> absl::Status {
     const auto region = region_of_name.find(item.box.name);
     if (region == region_of_name.end()) {
-      return Error(absl::StatusCode::kInvalidArgument, "region '{}' was in the state when its buffers were made, and is missing now",
+      return Error(absl::StatusCode::kInvalidArgument,
+                   "region '{}' was in the state when its buffers were made, and is missing now",
                    item.box.name);
     }
     BoxWalker walker(item.box.dtype, item.held, Box{item.box.offset, item.box.extent});
     if (!walker.is_valid()) {
-      return Error(absl::StatusCode::kInvalidArgument, "region '{}': a box of a sub-byte type is cut inside a byte", item.box.name);
+      return Error(absl::StatusCode::kInvalidArgument,
+                   "region '{}': a box of a sub-byte type is cut inside a byte", item.box.name);
     }
     for (; !walker.done(); walker.Next()) {
       const BoxStretch stretch = walker.stretch();
-      AddPiece({region->second, stretch.from, data_offset + item.box.begin + stretch.to, stretch.bytes}, layout, part_offset,
-               first_chunk, plan);
+      AddPiece(
+          {region->second, stretch.from, data_offset + item.box.begin + stretch.to, stretch.bytes},
+          layout, part_offset, first_chunk, plan);
     }
     return absl::OkStatus();
   };
   for (const PlannedItem& item : assignment.image) {
-    OUTLAST_RETURN_IF_ERROR(add(item, layout.image_offset(), layout.image_offset() + assignment.header.size(), 0));
+    OUTLAST_RETURN_IF_ERROR(
+        add(item, layout.image_offset(), layout.image_offset() + assignment.header.size(), 0));
   }
   for (const PlannedItem& item : assignment.replicated) {
-    OUTLAST_RETURN_IF_ERROR(add(item, layout.replicated_offset(), layout.replicated_offset(), layout.image_chunk_count()));
+    OUTLAST_RETURN_IF_ERROR(add(item, layout.replicated_offset(), layout.replicated_offset(),
+                                layout.image_chunk_count()));
   }
   for (auto& pieces : plan.chunks) {
-    std::sort(pieces.begin(), pieces.end(), [](const CopyPiece& a, const CopyPiece& b) { return a.to < b.to; });
+    std::sort(pieces.begin(), pieces.end(),
+              [](const CopyPiece& a, const CopyPiece& b) { return a.to < b.to; });
   }
   return plan;
 }
 
-absl::StatusOr<std::unique_ptr<Snapshotter>> Snapshotter::Make(Options options, SealTable& table, std::vector<Buffer> buffers,
-                                                              Assignment assignment, const StateView& state) {
+absl::StatusOr<std::unique_ptr<Snapshotter>> Snapshotter::Make(Options options, SealTable& table,
+                                                               std::vector<Buffer> buffers,
+                                                               Assignment assignment,
+                                                               const StateView& state) {
   if (buffers.empty() || buffers.size() > kMaxBuffers) {
-    return Error(absl::StatusCode::kInternal, "snapshot buffers: {} given, 1 to {} wanted", buffers.size(), kMaxBuffers);
+    return Error(absl::StatusCode::kInternal, "snapshot buffers: {} given, 1 to {} wanted",
+                 buffers.size(), kMaxBuffers);
   }
-  OUTLAST_ASSIGN_OR_RETURN(CopyPlan plan, MakeCopyPlan(assignment, buffers.front().layout(), state));
+  OUTLAST_ASSIGN_OR_RETURN(CopyPlan plan,
+                           MakeCopyPlan(assignment, buffers.front().layout(), state));
   std::vector<bool> eager;
-  for (const Region& region : state.regions) eager.push_back(region.kind == RegionKind::kEager || region.bytes.size() <= kEagerBytes);
+  for (const Region& region : state.regions)
+    eager.push_back(region.kind == RegionKind::kEager || region.bytes.size() <= kEagerBytes);
   for (Buffer& buffer : buffers) {
-    // The file's first bytes never change; a buffer that a former process filled has them already, and may be on its way to disk.
+    // The file's first bytes never change; a buffer that a former process filled has them already,
+    // and may be on its way to disk.
     const auto head = buffer.image().first(assignment.header.size());
     if (std::memcmp(head.data(), assignment.header.data(), head.size()) != 0) {
       std::memcpy(head.data(), assignment.header.data(), head.size());
     }
   }
-  std::unique_ptr<Snapshotter> made(
-      new Snapshotter(std::move(options), table, std::move(buffers), std::move(assignment), std::move(plan), std::move(eager)));
+  std::unique_ptr<Snapshotter> made(new Snapshotter(std::move(options), table, std::move(buffers),
+                                                    std::move(assignment), std::move(plan),
+                                                    std::move(eager)));
   return made;
 }
 
-Snapshotter::Snapshotter(Options options, SealTable& table, std::vector<Buffer> buffers, Assignment assignment, CopyPlan plan,
-                         std::vector<bool> eager)
+Snapshotter::Snapshotter(Options options, SealTable& table, std::vector<Buffer> buffers,
+                         Assignment assignment, CopyPlan plan, std::vector<bool> eager)
     : options_(std::move(options)),
       table_(table),
       buffers_(std::move(buffers)),
@@ -146,7 +164,8 @@ void Snapshotter::SetHeld(int buffer, int64_t step) {
   table_.Write(static_cast<int>(options_.rank), held_);
 }
 
-// The buffer to fill, in state FILLING. The row forgets what it held first: a peer must not count on a step that is going.
+// The buffer to fill, in state FILLING. The row forgets what it held first: a peer must not count
+// on a step that is going.
 std::optional<int> Snapshotter::PickFree(uint32_t* turn) {
   std::array<bool, kMaxBuffers> pinned{};
   const std::vector<HeldSteps> ranks = table_.Read();
@@ -171,7 +190,9 @@ absl::StatusOr<uint32_t> Snapshotter::PutExtras(const Extras& extras, Buffer& bu
   for (const auto& [key, value] : extras) writer.Text(key).Text(value);
   const std::span<std::byte> room = buffer.extra();
   if (writer.bytes().size() > room.size()) {
-    return Error(absl::StatusCode::kInvalidArgument, "extras of {} bytes: the snapshot buffers have room for {}, from their size at the first save",
+    return Error(absl::StatusCode::kInvalidArgument,
+                 "extras of {} bytes: the snapshot buffers have room for {}, from their size at "
+                 "the first save",
                  writer.bytes().size(), room.size());
   }
   std::memcpy(room.data(), writer.bytes().data(), writer.bytes().size());
@@ -186,14 +207,17 @@ absl::StatusOr<Extras> ParseExtras(std::span<const std::byte> bytes) {
     const std::string key(reader.Text());
     extras[key] = std::string(reader.Text());
   }
-  if (!reader.ok()) return Error(absl::StatusCode::kDataLoss, "extras of a snapshot: cut after {} of {} entries", extras.size(), count);
+  if (!reader.ok())
+    return Error(absl::StatusCode::kDataLoss, "extras of a snapshot: cut after {} of {} entries",
+                 extras.size(), count);
   return extras;
 }
 
 absl::StatusOr<bool> Snapshotter::Begin(const Request& request, const StateView& state) {
   {
     MutexLock lock(mutex_);
-    if (active_ && copier_busy_) return false;  // given up at the stall limit, and its copier is still inside
+    if (active_ && copier_busy_)
+      return false;  // given up at the stall limit, and its copier is still inside
   }
   GiveUp();
   uint32_t turn = 0;
@@ -210,7 +234,9 @@ absl::StatusOr<bool> Snapshotter::Begin(const Request& request, const StateView&
   const std::span<std::byte> whole = WholeOf(buffer);
   for (const auto& pieces : plan_.chunks) {
     for (const CopyPiece& piece : pieces) {
-      if (eager_[piece.region]) std::memcpy(whole.data() + piece.to, running_.sources[piece.region] + piece.from, piece.bytes);
+      if (eager_[piece.region])
+        std::memcpy(whole.data() + piece.to, running_.sources[piece.region] + piece.from,
+                    piece.bytes);
     }
   }
   cancelled_.store(false, std::memory_order_relaxed);
@@ -258,9 +284,12 @@ void Snapshotter::CopyChunks() {
 uint32_t Snapshotter::CopyChunk(const Running& running, uint32_t chunk) {
   const Buffer& buffer = buffers_[static_cast<size_t>(running.buffer)];
   const std::span<std::byte> whole = WholeOf(buffer);
-  return PassOverChunk(whole, buffer.layout().chunk(chunk), plan_.chunks[chunk], [&](const CopyPiece& piece, uint64_t done, uint64_t bytes) {
-    if (!eager_[piece.region]) std::memcpy(whole.data() + piece.to + done, running.sources[piece.region] + piece.from + done, bytes);
-  });
+  return PassOverChunk(whole, buffer.layout().chunk(chunk), plan_.chunks[chunk],
+                       [&](const CopyPiece& piece, uint64_t done, uint64_t bytes) {
+                         if (!eager_[piece.region])
+                           std::memcpy(whole.data() + piece.to + done,
+                                       running.sources[piece.region] + piece.from + done, bytes);
+                       });
 }
 
 // On the thread that copied the last chunk.
@@ -268,7 +297,8 @@ void Snapshotter::Complete() {
   const Running& running = running_;
   Buffer& buffer = buffers_[static_cast<size_t>(running.buffer)];
   bool sealed = false;
-  if (cancelled_.load(std::memory_order_relaxed) || options_.is_aborted(running.request.generation)) {
+  if (cancelled_.load(std::memory_order_relaxed) ||
+      options_.is_aborted(running.request.generation)) {
     buffer.control().Abandon(running.turn);
   } else {
     SealInfo info;
@@ -285,13 +315,14 @@ void Snapshotter::Complete() {
   }
   if (sealed) {
     const bool wanted = running.request.want != Want::kMemory;
-    // Pinned before the row shows it: from here on nobody overwrites it before the keeper has seen it.
+    // Pinned before the row shows it: from here on nobody overwrites it before the keeper has seen
+    // it.
     if (wanted) buffer.control().TryPin(BufferPin::kPersist, running.turn);
     SetHeld(running.buffer, running.request.step);
     sealed_.fetch_add(1, std::memory_order_relaxed);
     if (wanted) {
-      options_.on_wanted_sealed(running.request.step, running.request.generation, running.buffer, running.turn,
-                                running.request.want == Want::kDiskLast);
+      options_.on_wanted_sealed(running.request.step, running.request.generation, running.buffer,
+                                running.turn, running.request.want == Want::kDiskLast);
     }
   }
   MutexLock lock(mutex_);
@@ -311,7 +342,8 @@ bool Snapshotter::Finish() {
   while (active_ || copier_busy_) {
     const absl::Duration left = deadline - Clock::Real().Uptime();
     if (left <= absl::ZeroDuration()) {
-      cancelled_.store(true, std::memory_order_relaxed);  // whatever the copier still reads is never sealed
+      cancelled_.store(
+          true, std::memory_order_relaxed);  // whatever the copier still reads is never sealed
       return false;
     }
     changed_.WaitFor(mutex_, left);
@@ -330,28 +362,38 @@ void Snapshotter::GiveUp() {
   succeeded_ = false;
 }
 
-absl::Status Snapshotter::Restore(int index, uint32_t turn, const StateView& state, bool only_eager) {
+absl::Status Snapshotter::Restore(int index, uint32_t turn, const StateView& state,
+                                  bool only_eager) {
   if (index < 0 || static_cast<size_t>(index) >= buffers_.size()) {
-    return Error(absl::StatusCode::kInternal, "restore from buffer {}: there are {}", index, buffers_.size());
+    return Error(absl::StatusCode::kInternal, "restore from buffer {}: there are {}", index,
+                 buffers_.size());
   }
   Buffer& buffer = buffers_[static_cast<size_t>(index)];
-  OUTLAST_ASSIGN_OR_RETURN(const Buffer::Sealed sealed, buffer.ReadSealed(options_.run_id, BootId(), assignment_.layout_hash));
+  OUTLAST_ASSIGN_OR_RETURN(const Buffer::Sealed sealed,
+                           buffer.ReadSealed(options_.run_id, BootId(), assignment_.layout_hash));
   if (sealed.turn != turn) {
-    return Error(absl::StatusCode::kDataLoss, "snapshot in buffer {}: turn {}, wanted {}", index, sealed.turn, turn);
+    return Error(absl::StatusCode::kDataLoss, "snapshot in buffer {}: turn {}, wanted {}", index,
+                 sealed.turn, turn);
   }
   const std::span<std::byte> whole = WholeOf(buffer);
   const std::span<const uint32_t> crcs = buffer.chunk_crcs();
   for (uint32_t chunk = 0; chunk < plan_.chunks.size(); ++chunk) {
     const auto& pieces = plan_.chunks[chunk];
-    const auto is_wanted = [&](const CopyPiece& piece) { return !only_eager || eager_[piece.region]; };
+    const auto is_wanted = [&](const CopyPiece& piece) {
+      return !only_eager || eager_[piece.region];
+    };
     if (std::none_of(pieces.begin(), pieces.end(), is_wanted)) continue;
-    const uint32_t found = PassOverChunk(whole, buffer.layout().chunk(chunk), pieces, [&](const CopyPiece& piece, uint64_t done, uint64_t bytes) {
-      if (is_wanted(piece)) {
-        std::memcpy(state.regions[piece.region].bytes.data() + piece.from + done, whole.data() + piece.to + done, bytes);
-      }
-    });
+    const uint32_t found =
+        PassOverChunk(whole, buffer.layout().chunk(chunk), pieces,
+                      [&](const CopyPiece& piece, uint64_t done, uint64_t bytes) {
+                        if (is_wanted(piece)) {
+                          std::memcpy(state.regions[piece.region].bytes.data() + piece.from + done,
+                                      whole.data() + piece.to + done, bytes);
+                        }
+                      });
     if (found != crcs[chunk]) {
-      return Error(absl::StatusCode::kDataLoss, "snapshot of step {} in memory, chunk {}: crc {:08x}, its table says {:08x}",
+      return Error(absl::StatusCode::kDataLoss,
+                   "snapshot of step {} in memory, chunk {}: crc {:08x}, its table says {:08x}",
                    sealed.header.step, chunk, found, crcs[chunk]);
     }
   }
@@ -360,7 +402,8 @@ absl::Status Snapshotter::Restore(int index, uint32_t turn, const StateView& sta
 
 absl::StatusOr<Extras> Snapshotter::ReadExtras(int index) const {
   const Buffer& buffer = buffers_[static_cast<size_t>(index)];
-  OUTLAST_ASSIGN_OR_RETURN(const Buffer::Sealed sealed, buffer.ReadSealed(options_.run_id, BootId(), assignment_.layout_hash));
+  OUTLAST_ASSIGN_OR_RETURN(const Buffer::Sealed sealed,
+                           buffer.ReadSealed(options_.run_id, BootId(), assignment_.layout_hash));
   OUTLAST_ASSIGN_OR_RETURN(const std::span<const std::byte> bytes, buffer.ReadExtra(sealed));
   return ParseExtras(bytes);
 }

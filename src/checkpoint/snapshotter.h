@@ -27,13 +27,13 @@ namespace outlast {
 // A stretch of a region and its place in the buffer; inside one chunk.
 struct CopyPiece {
   uint32_t region = 0;
-  uint64_t from = 0;   // bytes from the region's start
-  uint64_t to = 0;     // bytes from the buffer's start
+  uint64_t from = 0;  // bytes from the region's start
+  uint64_t to = 0;    // bytes from the buffer's start
   uint64_t bytes = 0;
 };
 
-
-// Extras as a buffer holds them: u32 count, then key and value as u32 length and bytes each. kDataLoss: cut.
+// Extras as a buffer holds them: u32 count, then key and value as u32 length and bytes each.
+// kDataLoss: cut.
 absl::StatusOr<Extras> ParseExtras(std::span<const std::byte> bytes);
 
 // What goes where, by chunk of the buffer. Pure; made once per layout.
@@ -41,9 +41,11 @@ struct CopyPlan {
   std::vector<std::vector<CopyPiece>> chunks;  // each by `to`
 };
 // kInvalidArgument: a region of the assignment that `state` lacks, or a sub-byte cut.
-absl::StatusOr<CopyPlan> MakeCopyPlan(const Assignment& assignment, const BufferLayout& layout, const StateView& state);
+absl::StatusOr<CopyPlan> MakeCopyPlan(const Assignment& assignment, const BufferLayout& layout,
+                                      const StateView& state);
 
-// Regions up to this size are copied in the save call itself, whatever their kind: scalars, counters, small statistics.
+// Regions up to this size are copied in the save call itself, whatever their kind: scalars,
+// counters, small statistics.
 inline constexpr uint64_t kEagerBytes = 64 << 10;
 
 // One a rank. One trainer thread calls; one copier thread of its own works for it.
@@ -56,11 +58,14 @@ class Snapshotter {
     // True once the generation is being unwound: what is filling then is never sealed.
     std::function<bool(uint64_t generation)> is_aborted;
     // A snapshot that the disk wants was sealed and pinned. On the thread that finished it.
-    std::function<void(int64_t step, uint64_t generation, int buffer, uint32_t turn, bool last)> on_wanted_sealed;
+    std::function<void(int64_t step, uint64_t generation, int buffer, uint32_t turn, bool last)>
+        on_wanted_sealed;
   };
   // `table` and the buffers are the slot's own, made by the keeper.
-  static absl::StatusOr<std::unique_ptr<Snapshotter>> Make(Options options, SealTable& table, std::vector<Buffer> buffers,
-                                                          Assignment assignment, const StateView& state);
+  static absl::StatusOr<std::unique_ptr<Snapshotter>> Make(Options options, SealTable& table,
+                                                           std::vector<Buffer> buffers,
+                                                           Assignment assignment,
+                                                           const StateView& state);
   ~Snapshotter();
 
   enum class Want : uint8_t { kMemory, kDisk, kDiskLast };
@@ -72,17 +77,19 @@ class Snapshotter {
     Want want = Want::kMemory;
     Mode mode = Mode::kLazy;
   };
-  // Begins a snapshot (kEager: and ends it). False: no buffer is free. The running one must have been finished or given up.
+  // Begins a snapshot (kEager: and ends it). False: no buffer is free. The running one must have
+  // been finished or given up.
   absl::StatusOr<bool> Begin(const Request& request, const StateView& state);
-  // Returns when nothing of the trainer's memory is needed any more. True: the last one begun is sealed; false: it was given
-  // up (abort, stall limit), or there was none.
+  // Returns when nothing of the trainer's memory is needed any more. True: the last one begun is
+  // sealed; false: it was given up (abort, stall limit), or there was none.
   bool Finish();
   // Ends a running snapshot without sealing it.
   void GiveUp();
   bool is_running() const;
 
-  // Copies a sealed snapshot into `state`, and checks every chunk that it copies from. `only_eager`: the caller knows that
-  // the stable regions hold this snapshot's bytes already. kDataLoss: a chunk does not match, with its number and CRCs.
+  // Copies a sealed snapshot into `state`, and checks every chunk that it copies from.
+  // `only_eager`: the caller knows that the stable regions hold this snapshot's bytes already.
+  // kDataLoss: a chunk does not match, with its number and CRCs.
   absl::Status Restore(int buffer, uint32_t turn, const StateView& state, bool only_eager);
   // The extras of a sealed snapshot.
   absl::StatusOr<Extras> ReadExtras(int buffer) const;
@@ -91,8 +98,8 @@ class Snapshotter {
   int64_t sealed() const { return sealed_.load(std::memory_order_relaxed); }
 
  private:
-  Snapshotter(Options options, SealTable& table, std::vector<Buffer> buffers, Assignment assignment, CopyPlan plan,
-              std::vector<bool> eager);
+  Snapshotter(Options options, SealTable& table, std::vector<Buffer> buffers, Assignment assignment,
+              CopyPlan plan, std::vector<bool> eager);
   struct Running {
     Request request;
     int buffer = 0;

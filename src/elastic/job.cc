@@ -139,7 +139,8 @@ void Job::On(const WorkerEnded& event) {
 void Job::On(const VerdictGiven& event) {
   if (event.culprit < 0 || event.culprit >= static_cast<int>(slots_.size())) return;
   Slot& slot = slots_[event.culprit];
-  if ((slot.state == State::kExited || slot.state == State::kStaged) && phase_ == JobPhase::kRunning) {
+  if ((slot.state == State::kExited || slot.state == State::kStaged) &&
+      phase_ == JobPhase::kRunning) {
     slot.due = now_;  // others do wait for it: the grace is over
     return;
   }

@@ -127,8 +127,10 @@ absl::Status Agent::SetUp() {
   OUTLAST_ASSIGN_OR_RETURN(console_, Console::Start(STDOUT_FILENO, STDERR_FILENO));
   stacks_ = std::make_unique<StackTaker>(*loop_);
   OUTLAST_ASSIGN_OR_RETURN(ledger_, RunLedger::Open(*loop_, run_dir_.path(), options_, run_id_));
-  keeper_ = std::make_unique<Keeper>(*loop_, *this, KeeperOptions{options_.job, run_id_, run_dir_.path()});
-  services_ = std::make_unique<JobServices>(*keeper_, *this, options_, *ledger_, record_, *console_);
+  keeper_ = std::make_unique<Keeper>(*loop_, *this,
+                                     KeeperOptions{options_.job, run_id_, run_dir_.path()});
+  services_ =
+      std::make_unique<JobServices>(*keeper_, *this, options_, *ledger_, record_, *console_);
   return keeper_->Start();
 }
 
@@ -329,7 +331,9 @@ void Agent::On(const TreeStuck& stuck) {
 void Agent::OnFault(const RecordFault& record) {
   const FaultRecord& fault = record.fault;
   const auto worker = workers_.find(fault.rank);
-  record_.Faulted(record, worker == workers_.end() ? "" : LastLines(worker->second.error_path, kLastLines, kLastLinesBytes));
+  record_.Faulted(record, worker == workers_.end()
+                              ? ""
+                              : LastLines(worker->second.error_path, kLastLines, kLastLinesBytes));
   services_->Faulted(fault);
   ledger_->Faulted(fault, services_->LastProgressOf(fault));
   const std::string weight = fault.victim ? "after a peer" : BudgetText(record);
@@ -342,7 +346,9 @@ void Agent::OnCommit(const CommitGeneration& commit) {
   record_.Committed(commit);
   ledger_->Committed(commit);
   if (services_ != nullptr) services_->Committed(commit);
-  if (commit.generation > 1) console_->Say(fmt::format("outlast: generation {} with {} ranks", commit.generation, commit.members.size()));
+  if (commit.generation > 1)
+    console_->Say(fmt::format("outlast: generation {} with {} ranks", commit.generation,
+                              commit.members.size()));
 }
 
 }  // namespace

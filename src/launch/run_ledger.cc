@@ -87,14 +87,15 @@ void RunLedger::Committed(const CommitGeneration& commit) {
 void RunLedger::Faulted(const FaultRecord& fault, int64_t last_progress_ns) {
   if (fault.victim) return;
   const bool is_death = fault.end.signal != 0 || fault.end.code != 0;
-  Append(DetectedEntry{.time_ns = Now(),
-                       .last_progress_ns = last_progress_ns == 0 && is_death ? Now() : last_progress_ns,
-                       .generation = fault.generation,
-                       .slot = fault.rank,
-                       .rank = fault.rank,
-                       .step = fault.step_reached,
-                       .fault_class = std::string(FaultClassName(fault.fault_class)),
-                       .found = fault.found_by + ": " + fault.detail});
+  Append(DetectedEntry{
+      .time_ns = Now(),
+      .last_progress_ns = last_progress_ns == 0 && is_death ? Now() : last_progress_ns,
+      .generation = fault.generation,
+      .slot = fault.rank,
+      .rank = fault.rank,
+      .step = fault.step_reached,
+      .fault_class = std::string(FaultClassName(fault.fault_class)),
+      .found = fault.found_by + ": " + fault.detail});
 }
 
 void RunLedger::Finished(int exit_code, const std::string& reason) {

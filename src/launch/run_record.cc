@@ -120,9 +120,13 @@ void RunRecord::StacksWritten(const std::string& folder, const std::string& reas
   WriteEvent(run_dir_, Seconds(), "stacks", {{"folder", folder}, {"reason", reason}});
 }
 
-void RunRecord::Saved(int64_t step, const std::string& checkpoint, uint64_t bytes, absl::Duration write_time) {
+void RunRecord::Saved(int64_t step, const std::string& checkpoint, uint64_t bytes,
+                      absl::Duration write_time) {
   WriteEvent(run_dir_, Seconds(), "saved",
-             {{"step", step}, {"checkpoint", checkpoint}, {"bytes", bytes}, {"seconds", absl::ToDoubleSeconds(write_time)}});
+             {{"step", step},
+              {"checkpoint", checkpoint},
+              {"bytes", bytes},
+              {"seconds", absl::ToDoubleSeconds(write_time)}});
 }
 
 void RunRecord::SaveFailed(int64_t step, const std::string& error) {
@@ -131,14 +135,19 @@ void RunRecord::SaveFailed(int64_t step, const std::string& error) {
 
 void RunRecord::Restored(uint64_t generation, StateSource source, int64_t step) {
   constexpr const char* kNames[] = {"unknown", "nothing", "memory", "peer", "disk"};
-  WriteEvent(run_dir_, Seconds(), "restored", {{"generation", generation}, {"source", kNames[static_cast<size_t>(source)]}, {"step", step}});
+  WriteEvent(run_dir_, Seconds(), "restored",
+             {{"generation", generation},
+              {"source", kNames[static_cast<size_t>(source)]},
+              {"step", step}});
 }
 
 void RunRecord::Judged(const std::string& verdict, const std::string& folder) {
   WriteEvent(run_dir_, Seconds(), "verdict", {{"verdict", verdict}, {"folder", folder}});
 }
 
-void RunRecord::Noted(const std::string& line) { WriteEvent(run_dir_, Seconds(), "note", {{"line", line}}); }
+void RunRecord::Noted(const std::string& line) {
+  WriteEvent(run_dir_, Seconds(), "note", {{"line", line}});
+}
 
 absl::Status RunRecord::Finished(int exit_code, const std::string& reason) {
   WriteEvent(run_dir_, Seconds(), "finish", {{"exit_code", exit_code}, {"reason", reason}});

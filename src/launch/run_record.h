@@ -14,9 +14,9 @@
 #include "absl/time/time.h"
 #include "launch/options.h"
 #include "launch/run_dir.h"
-#include "outlast/meter/ledger_file.h"
 #include "outlast/base/id.h"
 #include "outlast/elastic/job.h"
+#include "outlast/meter/ledger_file.h"
 
 namespace outlast {
 
@@ -34,7 +34,8 @@ class RunRecord {
   void Faulted(const RecordFault& record, const std::string& last_lines);
   void StopAsked(int signal);
   void StacksWritten(const std::string& folder, const std::string& reason);
-  void Saved(int64_t step, const std::string& checkpoint, uint64_t bytes, absl::Duration write_time);
+  void Saved(int64_t step, const std::string& checkpoint, uint64_t bytes,
+             absl::Duration write_time);
   void SaveFailed(int64_t step, const std::string& error);
   void Restored(uint64_t generation, StateSource source, int64_t step);
   // A verdict of the watch, and where its evidence lies.

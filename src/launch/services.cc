@@ -28,8 +28,8 @@ StateSource SourceOf(RestoreSource source) {
 
 }  // namespace
 
-JobServices::JobServices(Keeper& keeper, WorkerHost& host, const LaunchOptions& options, RunLedger& ledger, RunRecord& record,
-                         Console& console)
+JobServices::JobServices(Keeper& keeper, WorkerHost& host, const LaunchOptions& options,
+                         RunLedger& ledger, RunRecord& record, Console& console)
     : keeper_(keeper), ledger_(ledger), record_(record), console_(console) {
   SaveServiceOptions saves;
   saves.job_name = options.job_id;
@@ -40,9 +40,12 @@ JobServices::JobServices(Keeper& keeper, WorkerHost& host, const LaunchOptions& 
   saves_ = std::make_unique<SaveService>(keeper_, std::move(saves));
   keeper_.Attach(saves_.get());
   MonitorListener listener;
-  listener.on_finding = [this](const Verdict& verdict, const std::string& folder) { OnVerdict(verdict, folder); };
+  listener.on_finding = [this](const Verdict& verdict, const std::string& folder) {
+    OnVerdict(verdict, folder);
+  };
   listener.on_recovered = [this](const Verdict& verdict) {
-    console_.Say(fmt::format("outlast: watch: {}: it moves again, nothing was done", verdict.reason));
+    console_.Say(
+        fmt::format("outlast: watch: {}: it moves again, nothing was done", verdict.reason));
   };
   monitor_ = std::make_unique<Monitor>(keeper_, host, std::move(listener));
   keeper_.Attach(monitor_.get());
@@ -57,11 +60,13 @@ SaveObserver JobServices::Observer() {
   SaveObserver observer;
   observer.on_durable = [this](int64_t step, const PersistResult& result) {
     const int64_t now = ledger_.Now();
-    ledger_.Append(CheckpointEntry{now - absl::ToInt64Nanoseconds(result.write_time), now, generation_, step, result.bytes, ""});
+    ledger_.Append(CheckpointEntry{now - absl::ToInt64Nanoseconds(result.write_time), now,
+                                   generation_, step, result.bytes, ""});
     record_.Saved(step, result.checkpoint, result.bytes, result.write_time);
   };
   observer.on_failed = [this](int64_t step, const absl::Status& error) {
-    ledger_.Append(CheckpointEntry{ledger_.Now(), ledger_.Now(), generation_, step, 0, std::string(MessageOf(error))});
+    ledger_.Append(CheckpointEntry{ledger_.Now(), ledger_.Now(), generation_, step, 0,
+                                   std::string(MessageOf(error))});
     record_.SaveFailed(step, std::string(MessageOf(error)));
     console_.Say(fmt::format("outlast: {}; training goes on", MessageOf(error)));
   };
@@ -89,7 +94,8 @@ void JobServices::OnVerdict(const Verdict& verdict, const std::string& folder) {
     hung_since_ns_[culprit.rank] = ledger_.Now() - absl::ToInt64Nanoseconds(culprit.age);
   }
   record_.Judged(verdict.reason, folder);
-  console_.Say(fmt::format("outlast: watch: {}{}", verdict.reason, folder.empty() ? "" : " (" + folder + ")"));
+  console_.Say(fmt::format("outlast: watch: {}{}", verdict.reason,
+                           folder.empty() ? "" : " (" + folder + ")"));
 }
 
 int64_t JobServices::LastProgressOf(const FaultRecord& fault) const {
@@ -100,7 +106,8 @@ int64_t JobServices::LastProgressOf(const FaultRecord& fault) const {
 
 void JobServices::PersistLast() {
   if (const absl::Status saved = saves_->PersistLast(); !saved.ok()) {
-    console_.Say(fmt::format("outlast: the newest step in memory could not be saved: {}", MessageOf(saved)));
+    console_.Say(
+        fmt::format("outlast: the newest step in memory could not be saved: {}", MessageOf(saved)));
   }
 }
 

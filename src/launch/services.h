@@ -1,4 +1,5 @@
-// What the agent adds to the keeper of a job: saves and the watch, and what both tell ledger, record and console.
+// What the agent adds to the keeper of a job: saves and the watch, and what both tell ledger,
+// record and console.
 #pragma once
 
 #include <cstdint>
@@ -17,15 +18,20 @@
 
 namespace outlast {
 
-// Belongs to the keeper's loop; attached from construction to destruction. Borrows all that it is given.
+// Belongs to the keeper's loop; attached from construction to destruction. Borrows all that it is
+// given.
 class JobServices {
  public:
-  JobServices(Keeper& keeper, WorkerHost& host, const LaunchOptions& options, RunLedger& ledger, RunRecord& record, Console& console);
+  JobServices(Keeper& keeper, WorkerHost& host, const LaunchOptions& options, RunLedger& ledger,
+              RunRecord& record, Console& console);
   ~JobServices();
 
   void Committed(const CommitGeneration& commit);
-  void Faulted(const FaultRecord& fault) { reached_step_ = std::max(reached_step_, fault.step_reached); }
-  // When a rank that the watch found had moved last, on the ledger's clock; 0: it was not found by the watch.
+  void Faulted(const FaultRecord& fault) {
+    reached_step_ = std::max(reached_step_, fault.step_reached);
+  }
+  // When a rank that the watch found had moved last, on the ledger's clock; 0: it was not found by
+  // the watch.
   int64_t LastProgressOf(const FaultRecord& fault) const;
 
   // All workers have ended, and not because they were done: what memory holds goes to disk. Blocks.

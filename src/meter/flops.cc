@@ -10,16 +10,19 @@ namespace {
 // int64 arithmetic that remembers an overflow instead of wrapping.
 class Checked {
  public:
-  Checked(int64_t value) : value_(value) {}  // NOLINT(google-explicit-constructor): reads as arithmetic
+  Checked(int64_t value)
+      : value_(value) {}  // NOLINT(google-explicit-constructor): reads as arithmetic
 
   friend Checked operator*(Checked a, Checked b) {
     Checked out(0);
-    out.overflowed_ = __builtin_mul_overflow(a.value_, b.value_, &out.value_) || a.overflowed_ || b.overflowed_;
+    out.overflowed_ =
+        __builtin_mul_overflow(a.value_, b.value_, &out.value_) || a.overflowed_ || b.overflowed_;
     return out;
   }
   friend Checked operator+(Checked a, Checked b) {
     Checked out(0);
-    out.overflowed_ = __builtin_add_overflow(a.value_, b.value_, &out.value_) || a.overflowed_ || b.overflowed_;
+    out.overflowed_ =
+        __builtin_add_overflow(a.value_, b.value_, &out.value_) || a.overflowed_ || b.overflowed_;
     return out;
   }
 
@@ -46,7 +49,8 @@ absl::Status CheckShape(const DenseTransformerShape& shape) {
   OUTLAST_RETURN_IF_ERROR(CheckPositive("DenseTransformerShape.vocab", shape.vocab));
   if (shape.heads % shape.kv_heads != 0) {
     return Error(absl::StatusCode::kInvalidArgument,
-                 "DenseTransformerShape.kv_heads is {}, wanted a divisor of heads ({})", shape.kv_heads, shape.heads);
+                 "DenseTransformerShape.kv_heads is {}, wanted a divisor of heads ({})",
+                 shape.kv_heads, shape.heads);
   }
   return absl::OkStatus();
 }
@@ -59,11 +63,15 @@ Checked LayerWeights(const DenseTransformerShape& shape) {
   return Checked(shape.layers) * (attention + mlp);
 }
 
-Checked HeadWeights(const DenseTransformerShape& shape) { return Checked(shape.hidden) * shape.vocab; }
+Checked HeadWeights(const DenseTransformerShape& shape) {
+  return Checked(shape.hidden) * shape.vocab;
+}
 
-// 6 * L * heads * d, doubled with full attention: times the keys a token counts, it is the core of training.
+// 6 * L * heads * d, doubled with full attention: times the keys a token counts, it is the core of
+// training.
 Checked CorePerKey(const DenseTransformerShape& shape, AttentionCount attention) {
-  return Checked(attention == AttentionCount::kFull ? 12 : 6) * shape.layers * shape.heads * shape.head_dim;
+  return Checked(attention == AttentionCount::kFull ? 12 : 6) * shape.layers * shape.heads *
+         shape.head_dim;
 }
 
 Checked CountedWeights(const DenseTransformerShape& shape, const FlopOptions& options) {
@@ -71,7 +79,9 @@ Checked CountedWeights(const DenseTransformerShape& shape, const FlopOptions& op
 }
 
 FlopConvention ConventionOf(const FlopOptions& options) {
-  return {.attention = options.attention, .embedding = options.embedding, .recompute = options.recompute};
+  return {.attention = options.attention,
+          .embedding = options.embedding,
+          .recompute = options.recompute};
 }
 
 absl::Status TooLarge(std::string_view what) {
@@ -80,9 +90,12 @@ absl::Status TooLarge(std::string_view what) {
 
 std::string_view RecomputeText(Recompute recompute) {
   switch (recompute) {
-    case Recompute::kNone: return "out";
-    case Recompute::kSelective: return "selective in hardware FLOPs";
-    case Recompute::kFull: return "full in hardware FLOPs";
+    case Recompute::kNone:
+      return "out";
+    case Recompute::kSelective:
+      return "selective in hardware FLOPs";
+    case Recompute::kFull:
+      return "full in hardware FLOPs";
   }
   return "out";
 }
@@ -103,25 +116,26 @@ absl::StatusOr<FlopCount> FlopsOf(const DenseTransformerShape& shape, const Flop
   // A third of the core of training, exactly: the factor is 6 or 12.
   const Checked core_per_key = CorePerKey(shape, options.attention);
   const Checked forward_core = Checked(core_per_key.value() / 3) * shape.sequence;
-  const Checked model = Checked(6) * CountedWeights(shape, options) +
-                        core_per_key * shape.sequence;
+  const Checked model = Checked(6) * CountedWeights(shape, options) + core_per_key * shape.sequence;
   Checked again = 0;
   if (options.recompute == Recompute::kSelective) again = forward_core;
-  if (options.recompute == Recompute::kFull) again = Checked(2) * LayerWeights(shape) + forward_core;
+  if (options.recompute == Recompute::kFull)
+    again = Checked(2) * LayerWeights(shape) + forward_core;
   const Checked hardware = model + again;
   if (hardware.overflowed()) return TooLarge("a dense transformer");
 
-  return FlopCount{.model = model.value(),
-                   .hardware = hardware.value(),
-                   .unit = FlopUnit::kToken,
-                   .convention = ConventionOf(options),
-                   .source = fmt::format("formula: dense transformer, sequence {}", shape.sequence)};
+  return FlopCount{
+      .model = model.value(),
+      .hardware = hardware.value(),
+      .unit = FlopUnit::kToken,
+      .convention = ConventionOf(options),
+      .source = fmt::format("formula: dense transformer, sequence {}", shape.sequence)};
 }
 
 absl::StatusOr<FlopCount> FlopsOf(const MlpShape& shape) {
   if (shape.widths.size() < 2) {
-    return Error(absl::StatusCode::kInvalidArgument, "MlpShape.widths has {} entries, wanted at least 2",
-                 shape.widths.size());
+    return Error(absl::StatusCode::kInvalidArgument,
+                 "MlpShape.widths has {} entries, wanted at least 2", shape.widths.size());
   }
   for (const int64_t width : shape.widths) {
     OUTLAST_RETURN_IF_ERROR(CheckPositive("a width in MlpShape.widths", width));
@@ -155,8 +169,8 @@ absl::StatusOr<FlopCount> FlopsOfParameters(const ParameterCount& count, Attenti
                    .source = fmt::format("declared: 6 N + {} L h S", factor)};
 }
 
-absl::StatusOr<double> PackedFlops(const DenseTransformerShape& shape, std::span<const int64_t> lengths,
-                                   const FlopOptions& options) {
+absl::StatusOr<double> PackedFlops(const DenseTransformerShape& shape,
+                                   std::span<const int64_t> lengths, const FlopOptions& options) {
   OUTLAST_RETURN_IF_ERROR(CheckShape(shape));
   const Checked per_token = Checked(6) * CountedWeights(shape, options);
   const Checked per_key = CorePerKey(shape, options.attention);
@@ -168,7 +182,8 @@ absl::StatusOr<double> PackedFlops(const DenseTransformerShape& shape, std::span
     tokens += static_cast<double>(length);
     squares += static_cast<double>(length) * static_cast<double>(length);
   }
-  return static_cast<double>(per_token.value()) * tokens + static_cast<double>(per_key.value()) * squares;
+  return static_cast<double>(per_token.value()) * tokens +
+         static_cast<double>(per_key.value()) * squares;
 }
 
 }  // namespace outlast

@@ -21,7 +21,8 @@ constexpr int64_t kLatestStart = int64_t{1} << 61;
 
 int64_t Clamp(int64_t value) { return std::clamp<int64_t>(value, 0, kLatest); }
 
-// ---- States painted over each other ----------------------------------------------------------------------------------
+// ---- States painted over each other
+// ----------------------------------------------------------------------------------
 
 using StateMask = uint32_t;
 
@@ -49,7 +50,8 @@ class Painter {
     std::array<int64_t, kJobStates> sums{};
     for (auto it = from_.begin(); it != from_.end(); ++it) {
       const auto next = std::next(it);
-      sums[static_cast<size_t>(it->second)] += (next == from_.end() ? end_ : next->first) - it->first;
+      sums[static_cast<size_t>(it->second)] +=
+          (next == from_.end() ? end_ : next->first) - it->first;
     }
     return sums;
   }
@@ -78,7 +80,8 @@ class Painter {
   std::map<int64_t, JobState> from_;
 };
 
-// ---- The invocations on one clock ------------------------------------------------------------------------------------
+// ---- The invocations on one clock
+// ------------------------------------------------------------------------------------
 
 // Calls f on each time of an entry; an unknown one (last_progress_ns of 0) is left out.
 template <typename F>
@@ -153,7 +156,8 @@ Invocation Shift(OwnClock run, int64_t by) {
     ForEachTime(entry, [by](int64_t& time) { time += by; });
     std::visit(
         [&out](auto& each) {
-          std::get<std::vector<std::remove_cvref_t<decltype(each)>>>(out.lists).push_back(std::move(each));
+          std::get<std::vector<std::remove_cvref_t<decltype(each)>>>(out.lists).push_back(
+              std::move(each));
         },
         entry);
   }
@@ -178,10 +182,12 @@ struct Place {
 
 // Where `run` goes behind `previous`, which was shifted by `previous_shift`.
 Place PlaceBehind(const OwnClock& previous, int64_t previous_shift, const OwnClock& run) {
-  const bool same_boot = !run.domain.boot_id.is_zero() && run.domain.boot_id == previous.domain.boot_id;
+  const bool same_boot =
+      !run.domain.boot_id.is_zero() && run.domain.boot_id == previous.domain.boot_id;
   if (same_boot && run.begin >= previous.end) return {previous_shift, false};
   const Int128 gap = WallTime(run, run.begin) - WallTime(previous, previous.end);
-  const int64_t begin = previous.end + previous_shift + static_cast<int64_t>(std::clamp<Int128>(gap, 0, kLatest));
+  const int64_t begin =
+      previous.end + previous_shift + static_cast<int64_t>(std::clamp<Int128>(gap, 0, kLatest));
   return {std::min(begin, kLatestStart) - run.begin, true};
 }
 
@@ -192,7 +198,8 @@ Line PutOnOneClock(std::span<const RunEntries> runs) {
     if (!entries.empty()) own.push_back(ReadClock(entries));
   }
   std::stable_sort(own.begin(), own.end(), [](const OwnClock& a, const OwnClock& b) {
-    return std::tie(a.domain.realtime_ns, a.domain.run_id) < std::tie(b.domain.realtime_ns, b.domain.run_id);
+    return std::tie(a.domain.realtime_ns, a.domain.run_id) <
+           std::tie(b.domain.realtime_ns, b.domain.run_id);
   });
   Line line;
   Place place;
@@ -204,7 +211,8 @@ Line PutOnOneClock(std::span<const RunEntries> runs) {
   return line;
 }
 
-// ---- Steps -----------------------------------------------------------------------------------------------------------
+// ---- Steps
+// -----------------------------------------------------------------------------------------------------------
 
 // A generation of an invocation: later ones may take back what earlier ones did.
 struct GroupKey {
@@ -252,7 +260,8 @@ JobStep FromLead(size_t run, const StepEntry& entry) {
     return taken;
   };
   step.data_ns = take(entry.data_ns);
-  step.work_ns = take(Clamp(entry.forward_ns) + Clamp(entry.backward_ns) + Clamp(entry.optimizer_ns));
+  step.work_ns =
+      take(Clamp(entry.forward_ns) + Clamp(entry.backward_ns) + Clamp(entry.optimizer_ns));
   step.checkpoint_stall_ns = take(entry.checkpoint_stall_ns);
   const bool is_marked = step.data_ns + step.work_ns + step.checkpoint_stall_ns > 0;
   if (!is_marked && !(step.flags & kStepEval)) step.work_ns = take(left);
@@ -277,25 +286,31 @@ void AddRank(JobStep& step, const StepEntry& entry, double peak) {
 
 std::map<int32_t, double> PeaksOf(const Invocation& run) {
   std::map<int32_t, double> peaks;
-  for (const MeterEntry& entry : run.All<MeterEntry>()) peaks[entry.slot] = entry.peak_flops_per_second;
+  for (const MeterEntry& entry : run.All<MeterEntry>())
+    peaks[entry.slot] = entry.peak_flops_per_second;
   return peaks;
 }
 
 void CollectSteps(const std::vector<Invocation>& runs, std::vector<JobStep>& steps) {
   for (size_t run = 0; run < runs.size(); ++run) {
     std::vector<StepEntry> entries = runs[run].All<StepEntry>();
-    // Finished before aborted, then the lowest slot: the first of a step leads, and a second of the same slot is a repeat.
+    // Finished before aborted, then the lowest slot: the first of a step leads, and a second of the
+    // same slot is a repeat.
     const auto key = [](const StepEntry& e) {
-      return std::tuple(e.generation, e.step, (e.flags & kStepAborted) != 0, e.slot, e.start_ns, e.end_ns);
+      return std::tuple(e.generation, e.step, (e.flags & kStepAborted) != 0, e.slot, e.start_ns,
+                        e.end_ns);
     };
-    std::stable_sort(entries.begin(), entries.end(), [&](const auto& a, const auto& b) { return key(a) < key(b); });
+    std::stable_sort(entries.begin(), entries.end(),
+                     [&](const auto& a, const auto& b) { return key(a) < key(b); });
     const std::map<int32_t, double> peaks = PeaksOf(runs[run]);
     const StepEntry* last = nullptr;
     for (const StepEntry& entry : entries) {
-      const bool same_step = last && last->generation == entry.generation && last->step == entry.step;
+      const bool same_step =
+          last && last->generation == entry.generation && last->step == entry.step;
       if (!same_step) {
         steps.push_back(FromLead(run, entry));
-      } else if (last->slot == entry.slot || (entry.flags & kStepAborted) != (steps.back().flags & kStepAborted)) {
+      } else if (last->slot == entry.slot ||
+                 (entry.flags & kStepAborted) != (steps.back().flags & kStepAborted)) {
         continue;
       }
       const auto peak = peaks.find(entry.slot);
@@ -318,16 +333,19 @@ Groups CollectGroups(const std::vector<Invocation>& runs, const std::vector<JobS
     KeepMax(group.last_end, step.end_ns);
   }
   for (size_t run = 0; run < runs.size(); ++run) {
-    for (const CommitEntry& entry : runs[run].All<CommitEntry>()) groups.try_emplace(GroupKey{run, entry.generation});
+    for (const CommitEntry& entry : runs[run].All<CommitEntry>())
+      groups.try_emplace(GroupKey{run, entry.generation});
     std::map<uint64_t, std::array<bool, 5>> sources;
     for (const RestoreEntry& entry : runs[run].All<RestoreEntry>()) {
       KeepMin(groups[{run, entry.generation}].resume_step, entry.step);
-      if (static_cast<size_t>(entry.source) < 5) sources[entry.generation][static_cast<size_t>(entry.source)] = true;
+      if (static_cast<size_t>(entry.source) < 5)
+        sources[entry.generation][static_cast<size_t>(entry.source)] = true;
     }
     for (const auto& [generation, seen] : sources) {
       std::string& text = groups[{run, generation}].source;
       for (size_t i = 1; i < seen.size(); ++i) {
-        if (seen[i]) text += (text.empty() ? "" : "+") + std::string(ToString(static_cast<StateSource>(i)));
+        if (seen[i])
+          text += (text.empty() ? "" : "+") + std::string(ToString(static_cast<StateSource>(i)));
       }
     }
     for (const RollbackEntry& entry : runs[run].All<RollbackEntry>()) {
@@ -341,7 +359,8 @@ Groups CollectGroups(const std::vector<Invocation>& runs, const std::vector<JobS
   return groups;
 }
 
-// ---- Interruptions ---------------------------------------------------------------------------------------------------
+// ---- Interruptions
+// ---------------------------------------------------------------------------------------------------
 
 using Faults = std::map<GroupKey, Interruption>;
 
@@ -361,7 +380,8 @@ void AddDetected(size_t run, const Invocation& invocation, Faults& faults) {
     it.found = entry.found;
     it.is_planned = entry.fault_class == "preempt";
     it.detected_ns = entry.time_ns;
-    it.failed_ns = entry.last_progress_ns != 0 ? std::min(entry.last_progress_ns, entry.time_ns) : -1;
+    it.failed_ns =
+        entry.last_progress_ns != 0 ? std::min(entry.last_progress_ns, entry.time_ns) : -1;
   }
 }
 
@@ -386,8 +406,10 @@ void AddDowns(size_t run, const Invocation& invocation, Faults& faults) {
   }
 }
 
-// An agent that died wrote nothing about it: its ledger has no end, and somebody started the job again.
-void AddCutRun(size_t run, const std::vector<Invocation>& runs, const Groups& groups, Faults& faults) {
+// An agent that died wrote nothing about it: its ledger has no end, and somebody started the job
+// again.
+void AddCutRun(size_t run, const std::vector<Invocation>& runs, const Groups& groups,
+               Faults& faults) {
   if (runs[run].has_end || run + 1 == runs.size()) return;
   GroupKey last{run, 0};
   for (const auto& [key, group] : groups) {
@@ -400,18 +422,21 @@ void AddCutRun(size_t run, const std::vector<Invocation>& runs, const Groups& gr
   fault->second.failed_ns = fault->second.detected_ns = runs[run].end;
 }
 
-std::optional<int64_t> FirstUpOrCommit(const Invocation& run, int64_t from, uint64_t after_generation) {
+std::optional<int64_t> FirstUpOrCommit(const Invocation& run, int64_t from,
+                                       uint64_t after_generation) {
   std::optional<int64_t> first;
   for (const UpEntry& up : run.All<UpEntry>()) {
     if (up.time_ns >= from) KeepMin(first, up.time_ns);
   }
   for (const CommitEntry& commit : run.All<CommitEntry>()) {
-    if (commit.time_ns >= from && commit.generation > after_generation) KeepMin(first, commit.time_ns);
+    if (commit.time_ns >= from && commit.generation > after_generation)
+      KeepMin(first, commit.time_ns);
   }
   return first;
 }
 
-void FindWayBack(const GroupKey& key, const std::vector<Invocation>& runs, const Groups& groups, Interruption& it) {
+void FindWayBack(const GroupKey& key, const std::vector<Invocation>& runs, const Groups& groups,
+                 Interruption& it) {
   it.run = key.run;
   it.generation = key.generation;
   if (it.failed_ns < 0) it.failed_ns = it.detected_ns;
@@ -439,7 +464,8 @@ Faults CollectFaults(const std::vector<Invocation>& runs, const Groups& groups) 
   return faults;
 }
 
-// ---- Lost work -------------------------------------------------------------------------------------------------------
+// ---- Lost work
+// -------------------------------------------------------------------------------------------------------
 
 // Walks the generations in order and takes back what each of them does again.
 void FindLostSteps(const Groups& groups, std::vector<JobStep>& steps, Faults& faults) {
@@ -455,7 +481,8 @@ void FindLostSteps(const Groups& groups, std::vector<JobStep>& steps, Faults& fa
         steps[it->second].flags &= static_cast<uint16_t>(~kStepAborted);
       }
       left_early.erase(left_early.begin(), behind);
-      for (auto it = alive.lower_bound(*group.resume_step); it != alive.end(); it = alive.erase(it)) {
+      for (auto it = alive.lower_bound(*group.resume_step); it != alive.end();
+           it = alive.erase(it)) {
         steps[it->second].is_lost = true;
         if (cause && !IsAborted(steps[it->second])) ++cause->steps_lost;
       }
@@ -463,7 +490,8 @@ void FindLostSteps(const Groups& groups, std::vector<JobStep>& steps, Faults& fa
     if (cause && cause->steps_lost == 0 && group.told_steps_lost) {
       // Without step records of that generation the rollback record is all there is.
       const auto before = groups.find({cause->run, cause->generation});
-      if (before == groups.end() || before->second.steps.empty()) cause->steps_lost = *group.told_steps_lost;
+      if (before == groups.end() || before->second.steps.empty())
+        cause->steps_lost = *group.told_steps_lost;
     }
     for (const size_t index : group.steps) {
       alive.emplace(steps[index].step, index);
@@ -473,11 +501,13 @@ void FindLostSteps(const Groups& groups, std::vector<JobStep>& steps, Faults& fa
   for (const auto& [step, index] : left_early) steps[index].is_lost = true;
 }
 
-// ---- Painting --------------------------------------------------------------------------------------------------------
+// ---- Painting
+// --------------------------------------------------------------------------------------------------------
 
 int64_t EndOfQueue(const Invocation& run, std::optional<int64_t> first_step) {
   std::vector<UpEntry> ups = run.All<UpEntry>();
-  std::stable_sort(ups.begin(), ups.end(), [](const auto& a, const auto& b) { return a.time_ns < b.time_ns; });
+  std::stable_sort(ups.begin(), ups.end(),
+                   [](const auto& a, const auto& b) { return a.time_ns < b.time_ns; });
   std::map<int32_t, int64_t> first_up;
   for (const UpEntry& up : ups) {
     if (up.generation == ups.front().generation && (!first_step || up.time_ns <= *first_step)) {
@@ -573,7 +603,8 @@ void PaintFault(const GroupKey& key, const Interruption& fault, const std::vecto
   const int64_t run_end = runs[key.run].end;
   int64_t failed = fault.failed_ns;
   if (const auto it = groups.find(key); it != groups.end() && it->second.first_begin) {
-    const int64_t last_whole = std::min(it->second.last_end.value_or(*it->second.first_begin), detected);
+    const int64_t last_whole =
+        std::min(it->second.last_end.value_or(*it->second.first_begin), detected);
     failed = std::max(failed, last_whole);
     painter.Paint(last_whole, failed, JobState::kLostWork,
                   Bit(JobState::kIdleHeld) | Bit(JobState::kInit) | Bit(JobState::kDataWait));
@@ -582,10 +613,12 @@ void PaintFault(const GroupKey& key, const Interruption& fault, const std::vecto
 
   std::optional<int64_t> next_step;
   for (auto it = groups.upper_bound(key); it != groups.end() && it->first.run == key.run; ++it) {
-    if (it->second.first_begin && *it->second.first_begin >= detected) KeepMin(next_step, *it->second.first_begin);
+    if (it->second.first_begin && *it->second.first_begin >= detected)
+      KeepMin(next_step, *it->second.first_begin);
   }
   const int64_t init_end = next_step.value_or(run_end);
-  const int64_t recovered = std::clamp(fault.recovered_ns.value_or(init_end), detected, std::max(detected, init_end));
+  const int64_t recovered =
+      std::clamp(fault.recovered_ns.value_or(init_end), detected, std::max(detected, init_end));
   painter.Paint(detected, recovered, JobState::kRecovery);
   // A survivor may leave its unfinished step only now: that is no work either.
   painter.Paint(recovered, init_end, JobState::kInit,
@@ -594,15 +627,21 @@ void PaintFault(const GroupKey& key, const Interruption& fault, const std::vecto
 
 std::optional<JobState> StateOf(Phase phase) {
   switch (phase) {
-    case Phase::kData: return JobState::kDataWait;
+    case Phase::kData:
+      return JobState::kDataWait;
     case Phase::kCheckpointSnapshot:
-    case Phase::kCheckpointWrite: return JobState::kCheckpointStall;
-    case Phase::kRestore: return JobState::kRestore;
-    case Phase::kEval: return JobState::kEval;
+    case Phase::kCheckpointWrite:
+      return JobState::kCheckpointStall;
+    case Phase::kRestore:
+      return JobState::kRestore;
+    case Phase::kEval:
+      return JobState::kEval;
     case Phase::kInit:
     case Phase::kCompile:
-    case Phase::kRebuild: return JobState::kInit;
-    default: return std::nullopt;
+    case Phase::kRebuild:
+      return JobState::kInit;
+    default:
+      return std::nullopt;
   }
 }
 
@@ -610,7 +649,8 @@ std::optional<JobState> StateOf(Phase phase) {
 void PaintSections(const Invocation& run, Painter& painter) {
   constexpr StateMask kOpen = Bit(JobState::kIdleHeld) | Bit(JobState::kInit);
   for (const SectionEntry& entry : run.All<SectionEntry>()) {
-    if (const auto state = StateOf(entry.phase)) painter.Paint(entry.start_ns, entry.end_ns, *state, kOpen);
+    if (const auto state = StateOf(entry.phase))
+      painter.Paint(entry.start_ns, entry.end_ns, *state, kOpen);
   }
   for (const RestoreEntry& entry : run.All<RestoreEntry>()) {
     painter.Paint(entry.start_ns, entry.end_ns, JobState::kRestore, kOpen);
@@ -621,7 +661,7 @@ void PaintSections(const Invocation& run, Painter& painter) {
 
 std::string_view StateName(JobState state) {
   constexpr std::string_view kNames[kJobStates] = {
-      "queue",   "init",      "warm_up",   "productive", "data_wait", "ckpt_stall", "restore",
+      "queue",     "init",      "warm_up",  "productive", "data_wait", "ckpt_stall", "restore",
       "lost_work", "hang_wait", "recovery", "eval",       "idle_held", "unknown"};
   return static_cast<size_t>(state) < kJobStates ? kNames[static_cast<size_t>(state)] : "unknown";
 }
@@ -631,7 +671,8 @@ Timeline BuildTimeline(std::span<const RunEntries> runs) {
   Timeline timeline;
   timeline.runs = line.runs.size();
   for (const Invocation& run : line.runs) timeline.wall_ns = std::max(timeline.wall_ns, run.end);
-  timeline.is_estimated = std::count(line.gap_is_estimated.begin(), line.gap_is_estimated.end(), true) > 0;
+  timeline.is_estimated =
+      std::count(line.gap_is_estimated.begin(), line.gap_is_estimated.end(), true) > 0;
 
   CollectSteps(line.runs, timeline.steps);
   const Groups groups = CollectGroups(line.runs, timeline.steps);
@@ -662,7 +703,8 @@ GoodputRatios RatiosOf(const Timeline& timeline, std::optional<double> mfu) {
   const auto productive = static_cast<double>(timeline.in(JobState::kProductive));
   const int64_t run_time = timeline.wall_ns - timeline.in(JobState::kQueue);
   if (run_time > 0) ratios.goodput = productive / static_cast<double>(run_time);
-  if (timeline.wall_ns > 0) ratios.occupancy_goodput = productive / static_cast<double>(timeline.wall_ns);
+  if (timeline.wall_ns > 0)
+    ratios.occupancy_goodput = productive / static_cast<double>(timeline.wall_ns);
   if (ratios.goodput && mfu) ratios.effective_flops_ratio = *ratios.goodput * *mfu;
 
   int64_t unplanned = 0, unattended = 0, recovered = 0;
@@ -676,10 +718,12 @@ GoodputRatios RatiosOf(const Timeline& timeline, std::optional<double> mfu) {
     ++unplanned;
     if (each.is_unattended()) ++unattended;
   }
-  if (recovered > 0) ratios.restore_time_ns = static_cast<int64_t>(restore_ns / static_cast<double>(recovered));
+  if (recovered > 0)
+    ratios.restore_time_ns = static_cast<int64_t>(restore_ns / static_cast<double>(recovered));
   if (unplanned > 0) {
     ratios.mtbi_ns = run_time / unplanned;
-    ratios.unattended_recovery_rate = static_cast<double>(unattended) / static_cast<double>(unplanned);
+    ratios.unattended_recovery_rate =
+        static_cast<double>(unattended) / static_cast<double>(unplanned);
   }
   return ratios;
 }

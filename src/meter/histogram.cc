@@ -17,7 +17,8 @@ uint64_t RankOf(uint64_t count, double fraction) {
 
 size_t BucketOf(int64_t nanos) {
   if (static_cast<double>(nanos) <= kFloorNanos) return 0;
-  const double index = std::floor(std::log(static_cast<double>(nanos) / kFloorNanos) / std::log(kRatio));
+  const double index =
+      std::floor(std::log(static_cast<double>(nanos) / kFloorNanos) / std::log(kRatio));
   return std::min(static_cast<size_t>(index), LogHistogram::kBuckets - 1);
 }
 

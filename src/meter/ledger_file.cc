@@ -19,7 +19,8 @@
 namespace outlast {
 namespace {
 
-static_assert(std::endian::native == std::endian::little, "fields are stored as they lie in memory");
+static_assert(std::endian::native == std::endian::little,
+              "fields are stored as they lie in memory");
 
 constexpr size_t kRecordHeader = 8;
 constexpr size_t kLongestPayload = 256 << 10;
@@ -42,9 +43,9 @@ void Fields(A& a, auto& e) {
   } else if constexpr (std::same_as<E, CommitEntry>) {
     a(e.time_ns, e.generation, e.world);
   } else if constexpr (std::same_as<E, StepEntry>) {
-    a(e.start_ns, e.end_ns, e.generation, e.slot, e.rank, e.step, e.data_ns, e.forward_ns, e.backward_ns,
-      e.optimizer_ns, e.checkpoint_stall_ns, e.collective_wait_ns, e.tokens_real, e.tokens_padded, e.tokens_loss,
-      e.samples, e.model_flops, e.loss, e.gradient_norm, e.flags);
+    a(e.start_ns, e.end_ns, e.generation, e.slot, e.rank, e.step, e.data_ns, e.forward_ns,
+      e.backward_ns, e.optimizer_ns, e.checkpoint_stall_ns, e.collective_wait_ns, e.tokens_real,
+      e.tokens_padded, e.tokens_loss, e.samples, e.model_flops, e.loss, e.gradient_norm, e.flags);
   } else if constexpr (std::same_as<E, SectionEntry>) {
     a(e.start_ns, e.end_ns, e.generation, e.slot, e.phase);
   } else if constexpr (std::same_as<E, DetectedEntry>) {
@@ -77,10 +78,8 @@ class Encoder {
     Bytes(text.data(), length);
   }
   template <typename T>
-    requires std::is_trivially_copyable_v<T>
-  void Put(const T& value) {
-    Bytes(&value, sizeof(value));
-  }
+  requires std::is_trivially_copyable_v<T>
+  void Put(const T& value) { Bytes(&value, sizeof(value)); }
 
  private:
   void Bytes(const void* data, size_t size) {
@@ -108,7 +107,7 @@ class Decoder {
     bytes_ = bytes_.subspan(length);
   }
   template <typename T>
-    requires std::is_trivially_copyable_v<T>
+  requires std::is_trivially_copyable_v<T>
   void Get(T& value) {
     if (sizeof(value) > bytes_.size()) {
       ok_ = false;
@@ -148,17 +147,19 @@ std::optional<LedgerEntry> DecodePayload(std::span<const std::byte> payload) {
 }
 
 absl::StatusOr<std::vector<std::byte>> ReadAll(int fd, const std::string& path) {
-  struct stat info{};
+  struct stat info {};
   if (fstat(fd, &info) != 0) return ErrnoStatus(errno, path);
-  if (!S_ISREG(info.st_mode)) return Error(absl::StatusCode::kDataLoss, "{} is not a regular file", path);
+  if (!S_ISREG(info.st_mode))
+    return Error(absl::StatusCode::kDataLoss, "{} is not a regular file", path);
   if (static_cast<uint64_t>(info.st_size) > kLargestLedger) {
-    return Error(absl::StatusCode::kResourceExhausted, "{} has {} bytes, a ledger is read up to {}", path, info.st_size,
-                 kLargestLedger);
+    return Error(absl::StatusCode::kResourceExhausted, "{} has {} bytes, a ledger is read up to {}",
+                 path, info.st_size, kLargestLedger);
   }
   std::vector<std::byte> bytes(static_cast<size_t>(info.st_size));
   size_t done = 0;
   while (done < bytes.size()) {
-    const ssize_t got = pread(fd, bytes.data() + done, bytes.size() - done, static_cast<off_t>(done));
+    const ssize_t got =
+        pread(fd, bytes.data() + done, bytes.size() - done, static_cast<off_t>(done));
     if (got < 0 && errno == EINTR) continue;
     if (got < 0) return ErrnoStatus(errno, path);
     if (got == 0) break;
@@ -176,28 +177,39 @@ bool IsCutInFirstRecord(std::span<const std::byte> bytes) {
   return length >= 4 && length <= kLongestPayload && length > bytes.size() - kRecordHeader;
 }
 
-absl::Status CheckIsLedger(const LedgerRead& read, std::span<const std::byte> bytes, const std::string& path) {
-  const bool starts_right = !read.entries.empty() && std::holds_alternative<ClockDomainEntry>(read.entries.front());
+absl::Status CheckIsLedger(const LedgerRead& read, std::span<const std::byte> bytes,
+                           const std::string& path) {
+  const bool starts_right =
+      !read.entries.empty() && std::holds_alternative<ClockDomainEntry>(read.entries.front());
   if (starts_right || (read.whole_bytes == 0 && IsCutInFirstRecord(bytes))) return absl::OkStatus();
-  return Error(absl::StatusCode::kDataLoss, "{} is no ledger: its first record is no clock_domain record", path);
+  return Error(absl::StatusCode::kDataLoss,
+               "{} is no ledger: its first record is no clock_domain record", path);
 }
 
 }  // namespace
 
 std::string_view ToString(StateSource source) {
   switch (source) {
-    case StateSource::kUnknown: return "unknown";
-    case StateSource::kNothing: return "nothing";
-    case StateSource::kMemory: return "memory";
-    case StateSource::kPeer: return "peer";
-    case StateSource::kDisk: return "disk";
+    case StateSource::kUnknown:
+      return "unknown";
+    case StateSource::kNothing:
+      return "nothing";
+    case StateSource::kMemory:
+      return "memory";
+    case StateSource::kPeer:
+      return "peer";
+    case StateSource::kDisk:
+      return "disk";
   }
   return "unknown";
 }
 
-StepEntry ToStepEntry(const StepRecord& record, int32_t slot, int32_t rank, int64_t boottime_minus_monotonic_ns) {
+StepEntry ToStepEntry(const StepRecord& record, int32_t slot, int32_t rank,
+                      int64_t boottime_minus_monotonic_ns) {
   const auto nanos = [](uint64_t value) { return static_cast<int64_t>(value); };
-  const auto time = [&](uint64_t value) { return static_cast<int64_t>(value + static_cast<uint64_t>(boottime_minus_monotonic_ns)); };
+  const auto time = [&](uint64_t value) {
+    return static_cast<int64_t>(value + static_cast<uint64_t>(boottime_minus_monotonic_ns));
+  };
   return {.start_ns = time(record.start_ns),
           .end_ns = time(record.end_ns),
           .generation = record.generation,
@@ -227,7 +239,8 @@ void AppendRecord(const LedgerEntry& entry, std::vector<std::byte>& out) {
   encoder(static_cast<uint16_t>(entry.index() + 1), kVersion);
   std::visit([&](const auto& each) { Fields(encoder, each); }, entry);
 
-  const std::span<const std::byte> payload(out.data() + start + kRecordHeader, out.size() - start - kRecordHeader);
+  const std::span<const std::byte> payload(out.data() + start + kRecordHeader,
+                                           out.size() - start - kRecordHeader);
   const auto bytes = static_cast<uint32_t>(payload.size());
   const uint32_t crc = Crc32c(payload);
   std::memcpy(out.data() + start, &bytes, sizeof(bytes));
@@ -242,7 +255,8 @@ LedgerRead ParseLedger(std::span<const std::byte> bytes) {
     uint32_t crc = 0;
     std::memcpy(&length, rest.data(), sizeof(length));
     std::memcpy(&crc, rest.data() + 4, sizeof(crc));
-    // A run of zeros, as a lost tail of a file reads, is a record of length 0 with a right checksum: not one of ours.
+    // A run of zeros, as a lost tail of a file reads, is a record of length 0 with a right
+    // checksum: not one of ours.
     if (length < 4 || length > kLongestPayload || length > rest.size() - kRecordHeader) break;
     const auto payload = rest.subspan(kRecordHeader, length);
     if (Crc32c(payload) != crc) break;

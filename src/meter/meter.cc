@@ -18,7 +18,8 @@ constexpr std::string_view kPeakMark = "outlast.meter.peak=";
 
 std::string FlopsText(const FlopCount& flops) {
   if (!flops.is_known()) return "unknown FLOPs (none were given)";
-  return fmt::format("{} FLOPs a {}; {}; {}", flops.model, flops.unit == FlopUnit::kToken ? "token" : "sample",
+  return fmt::format("{} FLOPs a {}; {}; {}", flops.model,
+                     flops.unit == FlopUnit::kToken ? "token" : "sample",
                      ToString(flops.convention), flops.source);
 }
 
@@ -34,7 +35,8 @@ std::optional<double> PerSecond(double amount, int64_t time_ns) {
 
 // "<mark><number> <text>" into its two parts.
 template <typename Number>
-void ParseDeclaration(std::string_view line, std::string_view mark, Number& number, std::string& text) {
+void ParseDeclaration(std::string_view line, std::string_view mark, Number& number,
+                      std::string& text) {
   line.remove_prefix(mark.size());
   const auto [end, error] = std::from_chars(line.data(), line.data() + line.size(), number);
   if (error != std::errc()) number = 0;
@@ -44,7 +46,8 @@ void ParseDeclaration(std::string_view line, std::string_view mark, Number& numb
 
 }  // namespace
 
-// ---- StepScope -------------------------------------------------------------------------------------------------------
+// ---- StepScope
+// -------------------------------------------------------------------------------------------------------
 
 StepScope::StepScope(Meter& meter, int64_t step) : meter_(meter) {
   entered_ns_ = meter.Now();
@@ -69,12 +72,14 @@ void StepScope::Enter(Phase phase) {
   CloseShare(now);
   entered_ns_ = now;
   phase_ = phase;
-  if (phase == Phase::kForward || phase == Phase::kBackward || phase == Phase::kOptimizer) compute_phase_ = phase;
+  if (phase == Phase::kForward || phase == Phase::kBackward || phase == Phase::kOptimizer)
+    compute_phase_ = phase;
   if (phase == Phase::kEval) record_.flags |= kStepEval;
   if (phase == Phase::kCompile) record_.flags |= kStepWarmUp;
   const size_t index = std::min(static_cast<size_t>(phase), kPhaseCount - 1);
   meter_.progress_.CloseSection(section_);
-  section_ = meter_.progress_.OpenSection(meter_.phase_names_[index], phase, 0, static_cast<uint64_t>(now));
+  section_ = meter_.progress_.OpenSection(meter_.phase_names_[index], phase, 0,
+                                          static_cast<uint64_t>(now));
 }
 
 void StepScope::CloseShare(int64_t now) {
@@ -85,15 +90,26 @@ void StepScope::CloseShare(int64_t now) {
     phase = compute_phase_;
   }
   switch (phase) {
-    case Phase::kData: record_.data_ns += spent; break;
+    case Phase::kData:
+      record_.data_ns += spent;
+      break;
     case Phase::kNone:
     case Phase::kUser:
-    case Phase::kForward: record_.forward_ns += spent; break;
-    case Phase::kBackward: record_.backward_ns += spent; break;
-    case Phase::kOptimizer: record_.optimizer_ns += spent; break;
+    case Phase::kForward:
+      record_.forward_ns += spent;
+      break;
+    case Phase::kBackward:
+      record_.backward_ns += spent;
+      break;
+    case Phase::kOptimizer:
+      record_.optimizer_ns += spent;
+      break;
     case Phase::kCheckpointSnapshot:
-    case Phase::kCheckpointWrite: record_.checkpoint_stall_ns += spent; break;
-    default: break;
+    case Phase::kCheckpointWrite:
+      record_.checkpoint_stall_ns += spent;
+      break;
+    default:
+      break;
   }
 }
 
@@ -109,17 +125,20 @@ void StepScope::SetLoss(float loss, float gradient_norm) {
   record_.gradient_norm = gradient_norm;
 }
 
-// ---- Meter -----------------------------------------------------------------------------------------------------------
+// ---- Meter
+// -----------------------------------------------------------------------------------------------------------
 
 absl::StatusOr<std::unique_ptr<Meter>> Meter::Start(Segment& black_box, ProgressWriter& progress,
                                                     MeterOptions options) {
   if (!options.flops.ok()) return Annotate(options.flops.status(), "MeterOptions.flops");
   if (options.flops->model < 0) {
-    return Error(absl::StatusCode::kInvalidArgument, "MeterOptions.flops: model is {}, wanted 0 (unknown) or more",
+    return Error(absl::StatusCode::kInvalidArgument,
+                 "MeterOptions.flops: model is {}, wanted 0 (unknown) or more",
                  options.flops->model);
   }
   FlopCount flops = *options.flops;
-  return std::unique_ptr<Meter>(new Meter(black_box, progress, std::move(flops), std::move(options)));
+  return std::unique_ptr<Meter>(
+      new Meter(black_box, progress, std::move(flops), std::move(options)));
 }
 
 Meter::Meter(Segment& black_box, ProgressWriter& progress, FlopCount flops, MeterOptions options)
@@ -131,17 +150,22 @@ Meter::Meter(Segment& black_box, ProgressWriter& progress, FlopCount flops, Mete
       peak_(std::move(options.peak)),
       clock_(options.clock) {
   step_name_ = progress.Intern("step");
-  for (size_t i = 0; i < kPhaseCount; ++i) phase_names_[i] = progress.Intern(PhaseName(static_cast<Phase>(i)));
+  for (size_t i = 0; i < kPhaseCount; ++i)
+    phase_names_[i] = progress.Intern(PhaseName(static_cast<Phase>(i)));
   black_box.Intern(fmt::format("{}{} {}", kFlopsMark, flops_.model, FlopsText(flops_)));
-  black_box.Intern(fmt::format("{}{} {}", kPeakMark, peak_.flops_per_second().value_or(0), peak_.text()));
+  black_box.Intern(
+      fmt::format("{}{} {}", kPeakMark, peak_.flops_per_second().value_or(0), peak_.text()));
 }
 
-int64_t Meter::Now() const { return clock_ ? absl::ToInt64Nanoseconds(clock_->Uptime()) : MonotonicNanos(); }
+int64_t Meter::Now() const {
+  return clock_ ? absl::ToInt64Nanoseconds(clock_->Uptime()) : MonotonicNanos();
+}
 
 void Meter::Finish(StepRecord& record) {
-  // The trainer left its loop body early, or does so at its next check. Whether the step was sealed before that shows
-  // only in where the next generation goes on.
-  if (record.generation != 0 && agent_.abort_generation() >= record.generation) record.flags |= kStepAborted;
+  // The trainer left its loop body early, or does so at its next check. Whether the step was sealed
+  // before that shows only in where the next generation goes on.
+  if (record.generation != 0 && agent_.abort_generation() >= record.generation)
+    record.flags |= kStepAborted;
   const uint32_t units = flops_.unit == FlopUnit::kToken ? record.tokens_real : record.samples;
   record.model_flops = static_cast<double>(flops_.model) * units;
   step_log_.Append(record);
@@ -156,7 +180,8 @@ void Meter::AddToWindow(const StepRecord& record) {
     return;
   }
   ++window_.steps;
-  window_.time_ns += static_cast<int64_t>(record.end_ns - record.start_ns - record.checkpoint_stall_ns);
+  window_.time_ns +=
+      static_cast<int64_t>(record.end_ns - record.start_ns - record.checkpoint_stall_ns);
   window_.tokens_real += record.tokens_real;
   window_.samples += record.samples;
   window_.model_flops += record.model_flops;
@@ -171,12 +196,17 @@ std::optional<double> Meter::mfu() const {
 std::optional<double> MeterWindow::tokens_per_second() const {
   return PerSecond(static_cast<double>(tokens_real), time_ns);
 }
-std::optional<double> MeterWindow::samples_per_second() const { return PerSecond(static_cast<double>(samples), time_ns); }
-std::optional<double> MeterWindow::flops_per_second() const { return PerSecond(model_flops, time_ns); }
+std::optional<double> MeterWindow::samples_per_second() const {
+  return PerSecond(static_cast<double>(samples), time_ns);
+}
+std::optional<double> MeterWindow::flops_per_second() const {
+  return PerSecond(model_flops, time_ns);
+}
 
 std::optional<MeterEntry> ReadMeterEntry(const SegmentView& black_box) {
   std::optional<MeterEntry> entry;
-  const auto bytes = static_cast<uint32_t>(std::min<uint64_t>(black_box.rows(AreaKind::kStrings), kStringsBytes));
+  const auto bytes =
+      static_cast<uint32_t>(std::min<uint64_t>(black_box.rows(AreaKind::kStrings), kStringsBytes));
   // An offset where no entry starts reads as empty; the last declaration is the one that holds.
   for (uint32_t at = 8; at < bytes; at += 8) {
     const std::string text = black_box.String(at);

@@ -70,7 +70,8 @@ constexpr Row kRows[] = {
     {"NVIDIA H20", "h20", "sxm 96gb hbm3", "chip", 148, 148, kO, kO, kO, kO, kSheet},
     {"NVIDIA H200 SXM", "h200", "sxm sxm5 141gb hbm3e", "chip", 989, 989, 1979, kO, kO, kO, kSheet},
     {"NVIDIA H200 NVL", "h200 nvl", "141gb", "chip", 836, 836, kO, kO, kO, kO, kSheet},
-    {"NVIDIA GH200", "gh200", "96gb 120gb 144gb 480gb 144g hbm3 hbm3e", "chip", 989, 989, 1979, kO, kO, kO, kSheet},
+    {"NVIDIA GH200", "gh200", "96gb 120gb 144gb 480gb 144g hbm3 hbm3e", "chip", 989, 989, 1979, kO,
+     kO, kO, kSheet},
     {"NVIDIA B100", "b100", "", "chip", kO, kO, kO, kO, kO, kO, "no figure that two sources share"},
     {"NVIDIA B200", "b200", "sxm sxm6 180gb 192gb", "chip", 2250, 2250, 4500, kO, kO, kO, kSheet},
     {"NVIDIA B300", "b300", "sxm sxm6 ac 288gb", "chip", 2250, 2250, 4500, kO, kO, kO, kSheet},
@@ -78,31 +79,39 @@ constexpr Row kRows[] = {
      "torchtitan, verl, ml-engineering; NVIDIA's dgxc-benchmarking says 2450"},
     {"NVIDIA GB300", "gb300", "", "chip", 2450, 2450, 4900, kO, kO, kO,
      "NVIDIA's dgxc-benchmarking; others say 2500"},
-    {"NVIDIA GeForce RTX 3090", "rtx 3090", "", "chip", 71, 71, kX, kO, kO, kO, "vendor's white paper, fp32 accumulation"},
+    {"NVIDIA GeForce RTX 3090", "rtx 3090", "", "chip", 71, 71, kX, kO, kO, kO,
+     "vendor's white paper, fp32 accumulation"},
     {"NVIDIA GeForce RTX 4090", "rtx 4090", "", "chip", 165.2, 165.2, 330, kO, kO, kO,
      "vendor's white paper, fp32 accumulation"},
     {"NVIDIA GeForce RTX 5090", "rtx 5090", "", "chip", 209.5, 209.5, 419, kO, kO, kO,
      "vendor's white paper, fp32 accumulation"},
-    {"AMD Instinct MI100", "mi100", "", "chip", kO, kO, kX, kO, kO, kO, "no figure that two sources share"},
+    {"AMD Instinct MI100", "mi100", "", "chip", kO, kO, kX, kO, kO, kO,
+     "no figure that two sources share"},
     {"AMD Instinct MI210", "mi210", "", "chip", 181, 181, kX, kO, kO, kO, kSheet},
-    {"AMD Instinct MI250", "mi250", "oam", "GCD", 181, 181, kX, kO, kO, kO, "vendor's data sheet: 362 a card of two GCDs"},
+    {"AMD Instinct MI250", "mi250", "oam", "GCD", 181, 181, kX, kO, kO, kO,
+     "vendor's data sheet: 362 a card of two GCDs"},
     {"AMD Instinct MI250X", "mi250x", "oam", "GCD", 191.5, 191.5, kX, kO, kO, kO,
      "vendor's data sheet: 383 a card of two GCDs"},
     {"AMD Instinct MI300A", "mi300a", "", "chip", 980.6, 980.6, kO, kO, kO, kO, kSheet},
     {"AMD Instinct MI300X", "mi300x", "oam 192gb", "chip", 1307.4, 1307.4, 2610, kO, kO, kO,
      "vendor's data sheet; torchtitan says 1300, verl 1336"},
-    {"AMD Instinct MI325X", "mi325x", "oam 256gb", "chip", 1307.4, 1307.4, 2610, kO, kO, kO, kSheet},
+    {"AMD Instinct MI325X", "mi325x", "oam 256gb", "chip", 1307.4, 1307.4, 2610, kO, kO, kO,
+     kSheet},
     {"AMD Instinct MI350X", "mi350x", "oam 288gb", "chip", 2300, 2300, kO, kO, kO, kO, kSheet},
-    {"AMD Instinct MI355X", "mi355x", "oam 288gb", "chip", 2516.6, 2516.6, 5000, kO, kO, kO, kSheet},
-    {"Google TPU v2", "tpu v2", "", "core", 22.5, kO, kX, kO, kX, kO, "vendor's page: 45 a chip of two cores"},
+    {"AMD Instinct MI355X", "mi355x", "oam 288gb", "chip", 2516.6, 2516.6, 5000, kO, kO, kO,
+     kSheet},
+    {"Google TPU v2", "tpu v2", "", "core", 22.5, kO, kX, kO, kX, kO,
+     "vendor's page: 45 a chip of two cores"},
     {"Google TPU v3", "tpu v3", "", "core", 61.5, kO, kX, kO, kX, kO,
      "vendor's page: 123 a chip of two cores; scaling-book says 140"},
     {"Google TPU v4", "tpu v4", "", "chip", 275, kO, kX, kO, kX, kO, "vendor's page"},
     {"Google TPU v5e", "tpu v5e", "", "chip", 197, kO, kX, kO, kX, kO, "vendor's page"},
     {"Google TPU v5e", "tpu v5 lite", "", "chip", 197, kO, kX, kO, kX, kO, "vendor's page"},
     {"Google TPU v5p", "tpu v5p", "", "chip", 459, kO, kX, kO, kX, kO, "vendor's page"},
-    {"Google TPU v6e", "tpu v6e", "", "chip", 918, kO, kO, kO, kX, kO, "vendor's page; scaling-book says 920"},
-    {"Google TPU v6e", "tpu v6 lite", "", "chip", 918, kO, kO, kO, kX, kO, "vendor's page; scaling-book says 920"},
+    {"Google TPU v6e", "tpu v6e", "", "chip", 918, kO, kO, kO, kX, kO,
+     "vendor's page; scaling-book says 920"},
+    {"Google TPU v6e", "tpu v6 lite", "", "chip", 918, kO, kO, kO, kX, kO,
+     "vendor's page; scaling-book says 920"},
     {"Google TPU v7x", "tpu v7x", "", "half a chip", 1153.5, kO, 2307, kO, kX, kO,
      "vendor's page: 2307 (fp8 4614) a chip of two devices"},
     {"Intel Gaudi2", "gaudi2", "", "chip", 432, kO, 865, kO, kO, kO, kSheet},
@@ -112,13 +121,17 @@ constexpr Row kRows[] = {
      "published figures run from 298 to 341"},
     {"AWS Trainium1", "trainium1", "", "chip", 190, kO, kO, kO, kO, kO, "vendor's page"},
     {"AWS Trainium2", "trainium2", "", "chip", 667, kO, 1299, kO, kO, kO, "vendor's page"},
-    {"Huawei Ascend 910B", "ascend 910b", "", "chip", kO, kO, kX, kO, kO, kO, "published figures run from 320 to 354"},
-    {"Huawei Ascend 910C", "ascend 910c", "", "chip", kO, kO, kX, kO, kO, kO, "published only as about 800"},
+    {"Huawei Ascend 910B", "ascend 910b", "", "chip", kO, kO, kX, kO, kO, kO,
+     "published figures run from 320 to 354"},
+    {"Huawei Ascend 910C", "ascend 910c", "", "chip", kO, kO, kX, kO, kO, kO,
+     "published only as about 800"},
 };
 
 using Words = std::vector<std::string>;
 
-bool Has(const Words& words, std::string_view word) { return std::find(words.begin(), words.end(), word) != words.end(); }
+bool Has(const Words& words, std::string_view word) {
+  return std::find(words.begin(), words.end(), word) != words.end();
+}
 
 // Lower-case runs of letters, digits and dots. The dot stays: "3g.40gb" is one word.
 Words Split(std::string_view text) {
@@ -137,31 +150,41 @@ Words Split(std::string_view text) {
 }
 
 bool IsBrand(const std::string& word) {
-  constexpr std::string_view kBrands[] = {"nvidia", "tesla", "geforce", "amd",   "instinct", "google", "cloud",
-                                          "intel",  "habana", "aws",    "huawei", "gpu",      "graphics"};
+  constexpr std::string_view kBrands[] = {"nvidia", "tesla", "geforce", "amd",    "instinct",
+                                          "google", "cloud", "intel",   "habana", "aws",
+                                          "huawei", "gpu",   "graphics"};
   return std::find(std::begin(kBrands), std::end(kBrands), word) != std::end(kBrands);
 }
 
 bool Fits(const Row& row, const Words& name) {
   const Words wanted = Split(row.words);
   const Words also = Split(row.also);
-  return std::all_of(wanted.begin(), wanted.end(), [&](const auto& word) { return Has(name, word); }) &&
-         std::all_of(name.begin(), name.end(), [&](const auto& word) { return Has(wanted, word) || Has(also, word); });
+  return std::all_of(wanted.begin(), wanted.end(),
+                     [&](const auto& word) { return Has(name, word); }) &&
+         std::all_of(name.begin(), name.end(),
+                     [&](const auto& word) { return Has(wanted, word) || Has(also, word); });
 }
 
 double Cell(const Row& row, ComputeType type) {
   switch (type) {
-    case ComputeType::kFp32: return row.fp32;
-    case ComputeType::kTf32: return row.tf32;
-    case ComputeType::kFp16: return row.fp16;
-    case ComputeType::kBf16: return row.bf16;
-    case ComputeType::kFp8: return row.fp8;
-    case ComputeType::kInt8: return row.int8;
+    case ComputeType::kFp32:
+      return row.fp32;
+    case ComputeType::kTf32:
+      return row.tf32;
+    case ComputeType::kFp16:
+      return row.fp16;
+    case ComputeType::kBf16:
+      return row.bf16;
+    case ComputeType::kFp8:
+      return row.fp8;
+    case ComputeType::kInt8:
+      return row.int8;
   }
   return kOpen;
 }
 
-// Takes "mig 3g.40gb" (and "+me") off the name. 7 sevenths: no slice. 0: a slice that is not understood.
+// Takes "mig 3g.40gb" (and "+me") off the name. 7 sevenths: no slice. 0: a slice that is not
+// understood.
 int TakeMigSevenths(Words& name) {
   const auto mig = std::find(name.begin(), name.end(), "mig");
   if (mig == name.end()) return 7;
@@ -180,12 +203,18 @@ int TakeMigSevenths(Words& name) {
 
 std::string_view ToString(ComputeType type) {
   switch (type) {
-    case ComputeType::kFp32: return "fp32";
-    case ComputeType::kTf32: return "tf32";
-    case ComputeType::kFp16: return "fp16";
-    case ComputeType::kBf16: return "bf16";
-    case ComputeType::kFp8: return "fp8";
-    case ComputeType::kInt8: return "int8";
+    case ComputeType::kFp32:
+      return "fp32";
+    case ComputeType::kTf32:
+      return "tf32";
+    case ComputeType::kFp16:
+      return "fp16";
+    case ComputeType::kBf16:
+      return "bf16";
+    case ComputeType::kFp8:
+      return "fp8";
+    case ComputeType::kInt8:
+      return "int8";
   }
   return "?";
 }
@@ -194,23 +223,26 @@ absl::StatusOr<PeakEntry> FindPeak(std::string_view device_name, ComputeType typ
   Words name = Split(device_name);
   std::erase_if(name, IsBrand);
   const int sevenths = TakeMigSevenths(name);
-  const Row* row = std::find_if(std::begin(kRows), std::end(kRows), [&](const Row& each) { return Fits(each, name); });
+  const Row* row = std::find_if(std::begin(kRows), std::end(kRows),
+                                [&](const Row& each) { return Fits(each, name); });
   if (row == std::end(kRows) || sevenths == 0) {
-    return Error(absl::StatusCode::kNotFound, "no peak is known for a device named \"{}\"", device_name);
+    return Error(absl::StatusCode::kNotFound, "no peak is known for a device named \"{}\"",
+                 device_name);
   }
   const double tflops = Cell(*row, type);
   if (tflops == kNone) {
-    return Error(absl::StatusCode::kInvalidArgument, "{} has no {} matrix units", row->device, ToString(type));
+    return Error(absl::StatusCode::kInvalidArgument, "{} has no {} matrix units", row->device,
+                 ToString(type));
   }
   if (tflops == kOpen) {
-    return Error(absl::StatusCode::kNotFound, "no {} peak of {} is in the table ({})", ToString(type), row->device,
-                 row->source);
+    return Error(absl::StatusCode::kNotFound, "no {} peak of {} is in the table ({})",
+                 ToString(type), row->device, row->source);
   }
-  return PeakEntry{
-      .device = std::string(row->device),
-      .flops_per_second = tflops * 1e12 * sevenths / 7,
-      .unit = sevenths == 7 ? std::string(row->unit) : fmt::format("MIG {}/7 of a {}", sevenths, row->unit),
-      .source = std::string(row->source)};
+  return PeakEntry{.device = std::string(row->device),
+                   .flops_per_second = tflops * 1e12 * sevenths / 7,
+                   .unit = sevenths == 7 ? std::string(row->unit)
+                                         : fmt::format("MIG {}/7 of a {}", sevenths, row->unit),
+                   .source = std::string(row->source)};
 }
 
 Peak Peak::Unknown(std::string reason) {
@@ -222,8 +254,9 @@ Peak Peak::Unknown(std::string reason) {
 Peak Peak::Of(const PeakEntry& entry, ComputeType type) {
   Peak peak;
   peak.flops_per_second_ = entry.flops_per_second;
-  peak.reason_ = fmt::format("{:.1f} TFLOP/s {} dense a {} of {} ({})", entry.flops_per_second / 1e12, ToString(type),
-                             entry.unit, entry.device, entry.source);
+  peak.reason_ =
+      fmt::format("{:.1f} TFLOP/s {} dense a {} of {} ({})", entry.flops_per_second / 1e12,
+                  ToString(type), entry.unit, entry.device, entry.source);
   return peak;
 }
 
@@ -233,7 +266,8 @@ Peak Peak::Declared(double flops_per_second, std::string_view why) {
   }
   Peak peak;
   peak.flops_per_second_ = flops_per_second;
-  peak.reason_ = fmt::format("{:.6g} TFLOP/s declared by the user ({})", flops_per_second / 1e12, why);
+  peak.reason_ =
+      fmt::format("{:.6g} TFLOP/s declared by the user ({})", flops_per_second / 1e12, why);
   return peak;
 }
 

@@ -23,20 +23,24 @@ struct LedgerOfDir {
 };
 
 absl::StatusOr<LedgerOfDir> ReadDir(const std::string& dir, RunReport& report) {
-  struct stat info{};
+  struct stat info {};
   if (stat(dir.c_str(), &info) != 0) return ErrnoStatus(errno, fmt::format("RUN_DIR {}", dir));
-  if (!S_ISDIR(info.st_mode)) return Error(absl::StatusCode::kInvalidArgument, "RUN_DIR {} is not a folder", dir);
+  if (!S_ISDIR(info.st_mode))
+    return Error(absl::StatusCode::kInvalidArgument, "RUN_DIR {} is not a folder", dir);
   const std::string path = dir + "/ledger.bin";
   absl::StatusOr<LedgerRead> read = ReadLedger(path);
   if (absl::IsNotFound(read.status())) {
-    return Error(absl::StatusCode::kNotFound, "RUN_DIR {} has no ledger.bin: no run wrote here", dir);
+    return Error(absl::StatusCode::kNotFound, "RUN_DIR {} has no ledger.bin: no run wrote here",
+                 dir);
   }
   if (!read.ok()) return read.status();
   if (read->cut_bytes > 0) {
-    report.notes.push_back(fmt::format("{}: the last {} bytes are no whole record and were left out", path, read->cut_bytes));
+    report.notes.push_back(fmt::format(
+        "{}: the last {} bytes are no whole record and were left out", path, read->cut_bytes));
   }
   if (read->skipped > 0) {
-    report.notes.push_back(fmt::format("{}: {} records of kinds that this version does not know", path, read->skipped));
+    report.notes.push_back(fmt::format("{}: {} records of kinds that this version does not know",
+                                       path, read->skipped));
   }
   LedgerOfDir ledger{.dir = dir, .domain = {}, .entries = std::move(read->entries)};
   if (!ledger.entries.empty()) ledger.domain = std::get<ClockDomainEntry>(ledger.entries.front());
@@ -45,11 +49,14 @@ absl::StatusOr<LedgerOfDir> ReadDir(const std::string& dir, RunReport& report) {
 
 absl::Status CheckSameJob(const LedgerOfDir& a, const LedgerOfDir& b) {
   const bool known = !a.domain.job_id.is_zero() && !b.domain.job_id.is_zero();
-  const bool differ = known ? a.domain.job_id != b.domain.job_id
-                            : !a.domain.job.empty() && !b.domain.job.empty() && a.domain.job != b.domain.job;
+  const bool differ =
+      known ? a.domain.job_id != b.domain.job_id
+            : !a.domain.job.empty() && !b.domain.job.empty() && a.domain.job != b.domain.job;
   if (!differ) return absl::OkStatus();
-  return Error(absl::StatusCode::kInvalidArgument, "{} is of job {} and {} of job {}: one report is about one job", a.dir,
-               known ? a.domain.job_id.hex() : a.domain.job, b.dir, known ? b.domain.job_id.hex() : b.domain.job);
+  return Error(absl::StatusCode::kInvalidArgument,
+               "{} is of job {} and {} of job {}: one report is about one job", a.dir,
+               known ? a.domain.job_id.hex() : a.domain.job, b.dir,
+               known ? b.domain.job_id.hex() : b.domain.job);
 }
 
 // Different texts of the ranks side by side; usually it is one.
@@ -103,15 +110,18 @@ void AddSteps(RunReport& report) {
   report.step_p99_ns = ExactPercentile(lengths, 0.99);
   report.flops_per_second = flops > 0 ? Ratio(flops, flops_seconds) : std::nullopt;
   report.mfu = Ratio(mfu_flops, possible_flops);
-  // Evaluation steps train on nothing: their tokens are 0, so the counters are those of the timed steps.
-  if (report.tokens > 0) report.tokens_per_second = Ratio(static_cast<double>(report.tokens), seconds);
-  if (report.samples > 0) report.samples_per_second = Ratio(static_cast<double>(report.samples), seconds);
+  // Evaluation steps train on nothing: their tokens are 0, so the counters are those of the timed
+  // steps.
+  if (report.tokens > 0)
+    report.tokens_per_second = Ratio(static_cast<double>(report.tokens), seconds);
+  if (report.samples > 0)
+    report.samples_per_second = Ratio(static_cast<double>(report.samples), seconds);
 }
 
 void AddEnd(std::span<const LedgerOfDir> ledgers, RunReport& report) {
-  const auto last = std::max_element(ledgers.begin(), ledgers.end(), [](const auto& a, const auto& b) {
-    return a.domain.realtime_ns < b.domain.realtime_ns;
-  });
+  const auto last = std::max_element(
+      ledgers.begin(), ledgers.end(),
+      [](const auto& a, const auto& b) { return a.domain.realtime_ns < b.domain.realtime_ns; });
   report.job = last->domain.job;
   report.command = last->domain.command;
   for (const LedgerEntry& entry : last->entries) {
@@ -125,14 +135,16 @@ void AddEnd(std::span<const LedgerOfDir> ledgers, RunReport& report) {
 }  // namespace
 
 absl::StatusOr<RunReport> BuildReport(std::span<const std::string> run_dirs) {
-  if (run_dirs.empty()) return Error(absl::StatusCode::kInvalidArgument, "no RUN_DIR was given, wanted at least one");
+  if (run_dirs.empty())
+    return Error(absl::StatusCode::kInvalidArgument, "no RUN_DIR was given, wanted at least one");
   RunReport report;
   std::vector<LedgerOfDir> ledgers;
   for (const std::string& dir : run_dirs) {
     OUTLAST_ASSIGN_OR_RETURN(LedgerOfDir ledger, ReadDir(dir, report));
-    const bool is_repeat = std::any_of(ledgers.begin(), ledgers.end(), [&](const LedgerOfDir& other) {
-      return !ledger.domain.run_id.is_zero() && other.domain.run_id == ledger.domain.run_id;
-    });
+    const bool is_repeat =
+        std::any_of(ledgers.begin(), ledgers.end(), [&](const LedgerOfDir& other) {
+          return !ledger.domain.run_id.is_zero() && other.domain.run_id == ledger.domain.run_id;
+        });
     if (is_repeat) continue;  // `latest` beside the folder that it links to
     if (!ledgers.empty()) OUTLAST_RETURN_IF_ERROR(CheckSameJob(ledgers.front(), ledger));
     report.run_dirs.push_back(dir);
@@ -144,7 +156,9 @@ absl::StatusOr<RunReport> BuildReport(std::span<const std::string> run_dirs) {
   for (LedgerOfDir& ledger : ledgers) runs.push_back(std::move(ledger.entries));
   report.timeline = BuildTimeline(runs);
   if (report.timeline.is_estimated) {
-    report.notes.push_back("the time between two invocations was bridged by wall time: an estimate, counted as unknown");
+    report.notes.push_back(
+        "the time between two invocations was bridged by wall time: an estimate, counted as "
+        "unknown");
   }
   AddMeterTexts(runs, report);
   AddSteps(report);
@@ -160,7 +174,8 @@ int RunReportTool(std::span<const std::string> args, std::ostream& out, std::ost
       json = true;
     } else if (arg == "--help" || arg == "-h") {
       out << "outlast report RUN_DIR... [--json]\n\n"
-             "Shows where the time of a run went: each interruption and the way back from it, goodput with its parts,\n"
+             "Shows where the time of a run went: each interruption and the way back from it, "
+             "goodput with its parts,\n"
              "step time, tokens/s and MFU. Several folders of one job make one time line.\n\n"
              "  outlast report outlast-runs/latest\n";
       return 0;

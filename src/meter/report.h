@@ -13,8 +13,8 @@
 
 namespace outlast {
 
-// Everything that is printed. Rates are over the surviving steps of all invocations, without saves and evaluation, and for
-// all ranks together.
+// Everything that is printed. Rates are over the surviving steps of all invocations, without saves
+// and evaluation, and for all ranks together.
 struct RunReport {
   std::vector<std::string> run_dirs;
   std::string job;
@@ -25,7 +25,7 @@ struct RunReport {
   int64_t steps_finished = 0;  // that survived
   int64_t steps_lost = 0;      // finished ones that were run again
   std::optional<int64_t> step_p50_ns, step_p99_ns;
-  uint64_t tokens = 0;   // real ones of surviving steps: the lifetime counter
+  uint64_t tokens = 0;  // real ones of surviving steps: the lifetime counter
   uint64_t samples = 0;
   std::optional<double> tokens_per_second, samples_per_second;
 
@@ -40,16 +40,16 @@ struct RunReport {
 };
 
 // Reads the ledgers of one job's invocations, in any order; one that is named twice counts once.
-// kNotFound: no such folder, or no ledger in it. kDataLoss: the file is no ledger. kInvalidArgument: no folder, or those
-// of two jobs.
+// kNotFound: no such folder, or no ledger in it. kDataLoss: the file is no ledger.
+// kInvalidArgument: no folder, or those of two jobs.
 absl::StatusOr<RunReport> BuildReport(std::span<const std::string> run_dirs);
 
 std::string ReportText(const RunReport& report);
 // One object. Times in integer ns, ratios 0..1, null where something is unknown.
 std::string ReportJson(const RunReport& report);
 
-// `outlast report RUN_DIR... [--json]`; args are what follows "report". Returns the exit code: 0, or 85 for input that it
-// refuses, with one line on `err`.
+// `outlast report RUN_DIR... [--json]`; args are what follows "report". Returns the exit code: 0,
+// or 85 for input that it refuses, with one line on `err`.
 int RunReportTool(std::span<const std::string> args, std::ostream& out, std::ostream& err);
 
 }  // namespace outlast

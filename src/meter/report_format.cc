@@ -30,7 +30,9 @@ std::string ExactSeconds(int64_t nanos) {
   return fmt::format("{}.{:09} s", nanos / 1'000'000'000, nanos % 1'000'000'000);
 }
 
-std::string Percent(std::optional<double> ratio) { return ratio ? fmt::format("{:.2f} %", *ratio * 100) : "unknown"; }
+std::string Percent(std::optional<double> ratio) {
+  return ratio ? fmt::format("{:.2f} %", *ratio * 100) : "unknown";
+}
 
 std::string FlopRate(double flops_per_second) {
   constexpr std::array<std::string_view, 6> kUnits = {"", "k", "M", "G", "T", "P"};
@@ -42,7 +44,9 @@ std::string FlopRate(double flops_per_second) {
 // Names and reasons come from files: nothing of them steers the terminal.
 std::string Plain(std::string_view text) {
   std::string out(text);
-  std::replace_if(out.begin(), out.end(), [](char c) { return std::iscntrl(static_cast<unsigned char>(c)) != 0; }, '?');
+  std::replace_if(
+      out.begin(), out.end(),
+      [](char c) { return std::iscntrl(static_cast<unsigned char>(c)) != 0; }, '?');
   return out;
 }
 
@@ -70,14 +74,15 @@ std::optional<int64_t> TimeBack(const Interruption& it) {
 
 std::string InterruptionTable(const Timeline& timeline) {
   if (timeline.interruptions.empty()) return "Interruptions: none\n";
-  std::vector<Cells> rows = {
-      {"#", "what", "rank", "step", "how found", "to detect", "to the next step", "steps lost", "state from"}};
+  std::vector<Cells> rows = {{"#", "what", "rank", "step", "how found", "to detect",
+                              "to the next step", "steps lost", "state from"}};
   for (const Interruption& it : timeline.interruptions) {
-    rows.push_back({std::to_string(rows.size()), Plain(it.fault_class), it.rank < 0 ? "all" : std::to_string(it.rank),
+    rows.push_back({std::to_string(rows.size()), Plain(it.fault_class),
+                    it.rank < 0 ? "all" : std::to_string(it.rank),
                     it.step < 0 ? "-" : std::to_string(it.step), Plain(it.found),
                     Duration(it.detected_ns - it.failed_ns),
-                    it.is_recovered() ? Duration(TimeBack(it)) : "did not come back", std::to_string(it.steps_lost),
-                    it.source.empty() ? "-" : it.source});
+                    it.is_recovered() ? Duration(TimeBack(it)) : "did not come back",
+                    std::to_string(it.steps_lost), it.source.empty() ? "-" : it.source});
   }
   return "Interruptions\n" + Table(rows);
 }
@@ -85,41 +90,52 @@ std::string InterruptionTable(const Timeline& timeline) {
 std::string StateTable(const Timeline& timeline) {
   std::vector<Cells> rows = {{"state", "time", "of wall"}};
   const auto share = [&](int64_t nanos) {
-    return fmt::format("{:6.2f} %", timeline.wall_ns > 0 ? 100.0 * static_cast<double>(nanos) / static_cast<double>(timeline.wall_ns) : 0.0);
+    return fmt::format("{:6.2f} %", timeline.wall_ns > 0 ? 100.0 * static_cast<double>(nanos) /
+                                                               static_cast<double>(timeline.wall_ns)
+                                                         : 0.0);
   };
   int64_t sum = 0;
   for (size_t i = 0; i < kJobStates; ++i) {
     const auto state = static_cast<JobState>(i);
     sum += timeline.in(state);
     if (timeline.in(state) > 0) {
-      rows.push_back({std::string(StateName(state)), ExactSeconds(timeline.in(state)), share(timeline.in(state))});
+      rows.push_back({std::string(StateName(state)), ExactSeconds(timeline.in(state)),
+                      share(timeline.in(state))});
     }
   }
   rows.push_back({"sum", ExactSeconds(sum), share(sum)});
-  return fmt::format("Where the time went (wall {})\n{}", ExactSeconds(timeline.wall_ns), Table(rows));
+  return fmt::format("Where the time went (wall {})\n{}", ExactSeconds(timeline.wall_ns),
+                     Table(rows));
 }
 
 std::string MfuText(const RunReport& report) {
-  const std::string rate =
-      report.flops_per_second ? FlopRate(*report.flops_per_second) + " of model FLOPs" : "model FLOP/s unknown";
+  const std::string rate = report.flops_per_second
+                               ? FlopRate(*report.flops_per_second) + " of model FLOPs"
+                               : "model FLOP/s unknown";
   if (!report.mfu) {
-    return fmt::format("MFU n/a, {}\n  {}\n  {}\n", rate, Plain(report.flops_text), Plain(report.peak_text));
+    return fmt::format("MFU n/a, {}\n  {}\n  {}\n", rate, Plain(report.flops_text),
+                       Plain(report.peak_text));
   }
-  const std::string_view warning =
-      *report.mfu > 1 ? "\n  above 100 %: an input is wrong (the peak, the FLOP convention, or gradient accumulation)" : "";
-  return fmt::format("MFU {}, {}{}\n  {}\n  {}\n", Percent(report.mfu), rate, warning, Plain(report.flops_text),
-                     Plain(report.peak_text));
+  const std::string_view warning = *report.mfu > 1
+                                       ? "\n  above 100 %: an input is wrong (the peak, the FLOP "
+                                         "convention, or gradient accumulation)"
+                                       : "";
+  return fmt::format("MFU {}, {}{}\n  {}\n  {}\n", Percent(report.mfu), rate, warning,
+                     Plain(report.flops_text), Plain(report.peak_text));
 }
 
 std::string RatioText(const RunReport& report) {
   const GoodputRatios& ratios = report.ratios;
   std::string out;
-  out += fmt::format("goodput {} (productive / (wall - queue)), occupancy_goodput {} (productive / wall)\n",
-                     Percent(ratios.goodput), Percent(ratios.occupancy_goodput));
-  out += fmt::format("effective_flops_ratio {} (goodput x MFU)\n", Percent(ratios.effective_flops_ratio));
+  out += fmt::format(
+      "goodput {} (productive / (wall - queue)), occupancy_goodput {} (productive / wall)\n",
+      Percent(ratios.goodput), Percent(ratios.occupancy_goodput));
+  out += fmt::format("effective_flops_ratio {} (goodput x MFU)\n",
+                     Percent(ratios.effective_flops_ratio));
   if (ratios.mtbi_ns) {
-    out += fmt::format("mtbi {}, restore_time {}, unattended_recovery_rate {}\n", Duration(ratios.mtbi_ns),
-                       Duration(ratios.restore_time_ns), Percent(ratios.unattended_recovery_rate));
+    out += fmt::format("mtbi {}, restore_time {}, unattended_recovery_rate {}\n",
+                       Duration(ratios.mtbi_ns), Duration(ratios.restore_time_ns),
+                       Percent(ratios.unattended_recovery_rate));
   }
   return out;
 }
@@ -127,22 +143,28 @@ std::string RatioText(const RunReport& report) {
 std::string RateText(const RunReport& report) {
   std::string out = fmt::format("{} steps, {} of them run again after an interruption\n",
                                 report.steps_finished + report.steps_lost, report.steps_lost);
-  out += fmt::format("step time p50 {}, p99 {}\n", Duration(report.step_p50_ns), Duration(report.step_p99_ns));
+  out += fmt::format("step time p50 {}, p99 {}\n", Duration(report.step_p50_ns),
+                     Duration(report.step_p99_ns));
   if (report.tokens_per_second) {
     out += fmt::format("{:.6g} tokens/s, {} tokens\n", *report.tokens_per_second, report.tokens);
   }
   if (report.samples_per_second) {
-    out += fmt::format("{:.6g} samples/s, {} samples\n", *report.samples_per_second, report.samples);
+    out +=
+        fmt::format("{:.6g} samples/s, {} samples\n", *report.samples_per_second, report.samples);
   }
   return out;
 }
 
 std::string EndText(const RunReport& report) {
-  if (report.exit_code) return fmt::format("ended with exit code {} ({})\n", *report.exit_code, Plain(report.end_reason));
+  if (report.exit_code)
+    return fmt::format("ended with exit code {} ({})\n", *report.exit_code,
+                       Plain(report.end_reason));
   return "no end record: it still runs, or its agent was killed\n";
 }
 
-nlohmann::json OrNull(const auto& value) { return value ? nlohmann::json(*value) : nlohmann::json(nullptr); }
+nlohmann::json OrNull(const auto& value) {
+  return value ? nlohmann::json(*value) : nlohmann::json(nullptr);
+}
 
 nlohmann::json ToJson(const Interruption& it) {
   return {{"class", it.fault_class},
@@ -164,10 +186,12 @@ nlohmann::json ToJson(const Interruption& it) {
 }  // namespace
 
 std::string ReportText(const RunReport& report) {
-  std::string out = fmt::format("{}{}\n", report.job.empty() ? "run " : fmt::format("job {}, ", Plain(report.job)),
-                                Plain(fmt::format("{}", fmt::join(report.run_dirs, ", "))));
+  std::string out = fmt::format(
+      "{}{}\n", report.job.empty() ? "run " : fmt::format("job {}, ", Plain(report.job)),
+      Plain(fmt::format("{}", fmt::join(report.run_dirs, ", "))));
   if (!report.command.empty()) out += fmt::format("command {}\n", Plain(report.command));
-  out += EndText(report) + "\n" + InterruptionTable(report.timeline) + "\n" + StateTable(report.timeline) + "\n";
+  out += EndText(report) + "\n" + InterruptionTable(report.timeline) + "\n" +
+         StateTable(report.timeline) + "\n";
   out += RatioText(report) + "\n" + RateText(report) + MfuText(report);
   for (const std::string& note : report.notes) out += fmt::format("note: {}\n", Plain(note));
   return out;
@@ -181,38 +205,37 @@ std::string ReportJson(const RunReport& report) {
   nlohmann::json interruptions = nlohmann::json::array();
   for (const Interruption& it : report.timeline.interruptions) interruptions.push_back(ToJson(it));
   const GoodputRatios& ratios = report.ratios;
-  const nlohmann::json out = {
-      {"version", 1},
-      {"job", report.job},
-      {"command", report.command},
-      {"run_dirs", report.run_dirs},
-      {"invocations", report.timeline.runs},
-      {"exit_code", OrNull(report.exit_code)},
-      {"end_reason", report.end_reason},
-      {"wall_ns", report.timeline.wall_ns},
-      {"wall_is_estimated", report.timeline.is_estimated},
-      {"states_ns", states},
-      {"interruptions", interruptions},
-      {"goodput", OrNull(ratios.goodput)},
-      {"occupancy_goodput", OrNull(ratios.occupancy_goodput)},
-      {"effective_flops_ratio", OrNull(ratios.effective_flops_ratio)},
-      {"mtbi_ns", OrNull(ratios.mtbi_ns)},
-      {"restore_time_ns", OrNull(ratios.restore_time_ns)},
-      {"unattended_recovery_rate", OrNull(ratios.unattended_recovery_rate)},
-      {"steps_finished", report.steps_finished},
-      {"steps_lost", report.steps_lost},
-      {"step_p50_ns", OrNull(report.step_p50_ns)},
-      {"step_p99_ns", OrNull(report.step_p99_ns)},
-      {"tokens", report.tokens},
-      {"samples", report.samples},
-      {"tokens_per_second", OrNull(report.tokens_per_second)},
-      {"samples_per_second", OrNull(report.samples_per_second)},
-      {"flops_per_second", OrNull(report.flops_per_second)},
-      {"mfu", OrNull(report.mfu)},
-      {"mfu_is_impossible", report.mfu.value_or(0) > 1},
-      {"flops", report.flops_text},
-      {"peak", report.peak_text},
-      {"notes", report.notes}};
+  const nlohmann::json out = {{"version", 1},
+                              {"job", report.job},
+                              {"command", report.command},
+                              {"run_dirs", report.run_dirs},
+                              {"invocations", report.timeline.runs},
+                              {"exit_code", OrNull(report.exit_code)},
+                              {"end_reason", report.end_reason},
+                              {"wall_ns", report.timeline.wall_ns},
+                              {"wall_is_estimated", report.timeline.is_estimated},
+                              {"states_ns", states},
+                              {"interruptions", interruptions},
+                              {"goodput", OrNull(ratios.goodput)},
+                              {"occupancy_goodput", OrNull(ratios.occupancy_goodput)},
+                              {"effective_flops_ratio", OrNull(ratios.effective_flops_ratio)},
+                              {"mtbi_ns", OrNull(ratios.mtbi_ns)},
+                              {"restore_time_ns", OrNull(ratios.restore_time_ns)},
+                              {"unattended_recovery_rate", OrNull(ratios.unattended_recovery_rate)},
+                              {"steps_finished", report.steps_finished},
+                              {"steps_lost", report.steps_lost},
+                              {"step_p50_ns", OrNull(report.step_p50_ns)},
+                              {"step_p99_ns", OrNull(report.step_p99_ns)},
+                              {"tokens", report.tokens},
+                              {"samples", report.samples},
+                              {"tokens_per_second", OrNull(report.tokens_per_second)},
+                              {"samples_per_second", OrNull(report.samples_per_second)},
+                              {"flops_per_second", OrNull(report.flops_per_second)},
+                              {"mfu", OrNull(report.mfu)},
+                              {"mfu_is_impossible", report.mfu.value_or(0) > 1},
+                              {"flops", report.flops_text},
+                              {"peak", report.peak_text},
+                              {"notes", report.notes}};
   // Names may hold any bytes: what is no UTF-8 is replaced, since dump would throw.
   return out.dump(2, ' ', false, nlohmann::json::error_handler_t::replace) + "\n";
 }

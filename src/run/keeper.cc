@@ -354,7 +354,8 @@ void Keeper::Impl::SendStop(int slot) {
 }
 
 bool Keeper::Impl::is_saving() const {
-  return std::any_of(extensions_.begin(), extensions_.end(), [](const KeeperExtension* extension) { return extension->is_saving(); });
+  return std::any_of(extensions_.begin(), extensions_.end(),
+                     [](const KeeperExtension* extension) { return extension->is_saving(); });
 }
 
 void Keeper::Impl::Persist(const PersistCommon& persist) {
@@ -477,7 +478,8 @@ absl::Status Keeper::Impl::HandleEvent(int number, const Message& message) {
   const auto step = reader.Int<int64_t>();
   if (!reader.ok()) return Malformed(message);
   Dispatch(WorkerStopped{number, slot.incarnation, step});
-  if (!is_saving()) Dispatch(StopPersisted{.step = step, .durable = false});  // nobody here writes it
+  if (!is_saving())
+    Dispatch(StopPersisted{.step = step, .durable = false});  // nobody here writes it
   return absl::OkStatus();
 }
 

@@ -1,8 +1,9 @@
-// The other end of every worker's socket: joins, generations, keys, shared memory, stops. It lives in the agent, in a
-// thread of the process (a world of one without agent), or in a test (LocalWorld), and is the same code in all three.
+// The other end of every worker's socket: joins, generations, keys, shared memory, stops. It lives
+// in the agent, in a thread of the process (a world of one without agent), or in a test
+// (LocalWorld), and is the same code in all three.
 //
-// It drives the pure Job machine, and has what the machine decides done: messages by itself, processes by its WorkerHost,
-// checkpoints and verdicts by its KeeperExtensions.
+// It drives the pure Job machine, and has what the machine decides done: messages by itself,
+// processes by its WorkerHost, checkpoints and verdicts by its KeeperExtensions.
 #pragma once
 
 #include <cstdint>
@@ -34,33 +35,38 @@ class WorkerHost {
   struct SpawnRequest {
     SpawnWorker worker;
     int world;
-    UniqueFd socket;       // the worker's end
-    int black_box_fd;      // borrowed
+    UniqueFd socket;   // the worker's end
+    int black_box_fd;  // borrowed
   };
   virtual ~WorkerHost() = default;
   virtual void Spawn(SpawnRequest request) = 0;
   virtual void Kill(const KillWorker& kill) = 0;
   virtual void Forward(const ForwardSignal& forward) = 0;
-  // Writes native stacks of the slots to RUN_DIR/stacks within 10 s, in children with a deadline; then calls done.
+  // Writes native stacks of the slots to RUN_DIR/stacks within 10 s, in children with a deadline;
+  // then calls done.
   virtual void CaptureStacks(const CaptureStacks& request, std::function<void()> done) = 0;
   virtual void OnFault(const RecordFault& record) = 0;
   virtual void OnCommit(const CommitGeneration& commit) = 0;
   virtual void OnFinish(const FinishJob& finish) = 0;
 };
 
-// A part of the keeper that another module owns (checkpoint's save service, the watch). All calls on the loop's thread.
+// A part of the keeper that another module owns (checkpoint's save service, the watch). All calls
+// on the loop's thread.
 class KeeperExtension {
  public:
   virtual ~KeeperExtension() = default;
-  // True when the message was this extension's. It answers now or later by Keeper::Answer. Requests of generations that
-  // were aborted do not come here: the keeper refuses them.
+  // True when the message was this extension's. It answers now or later by Keeper::Answer. Requests
+  // of generations that were aborted do not come here: the keeper refuses them.
   virtual bool OnMessage(int slot, Message& message) = 0;
-  // Generation `generation` and older are being unwound: pending requests of theirs were answered kAborted already.
+  // Generation `generation` and older are being unwound: pending requests of theirs were answered
+  // kAborted already.
   virtual void OnAbort(uint64_t generation) = 0;
-  // Every member is staged and quiet: nothing writes shared memory until the members hear of `commit`.
+  // Every member is staged and quiet: nothing writes shared memory until the members hear of
+  // `commit`.
   virtual void OnCommit(const CommitGeneration& commit) = 0;
   virtual void OnWorkerEnded(int slot) = 0;
-  // It writes saves: then it owes a Dispatch(StopPersisted) after each agreed stop and each OnPersistCommon.
+  // It writes saves: then it owes a Dispatch(StopPersisted) after each agreed stop and each
+  // OnPersistCommon.
   virtual bool is_saving() const = 0;
   // Persist the newest snapshot that all ranks have.
   virtual void OnPersistCommon(const std::string& reason) = 0;
@@ -70,7 +76,8 @@ struct KeeperOptions {
   JobOptions job;
   Id128 run_id;
   std::string run_dir;  // empty: none
-  // A body may see a peer's death before we do. One that returned kAborted with nothing aborted for so long is a fault.
+  // A body may see a peer's death before we do. One that returned kAborted with nothing aborted for
+  // so long is a fault.
   absl::Duration uncaused_grace = absl::Seconds(1);
 };
 
@@ -80,7 +87,8 @@ class Keeper {
   Keeper(EventLoop& loop, WorkerHost& host, KeeperOptions options);
   ~Keeper();
 
-  // Borrowed until Detach. Attached while a generation stands, it hears of that one's commit at once.
+  // Borrowed until Detach. Attached while a generation stands, it hears of that one's commit at
+  // once.
   void Attach(KeeperExtension* extension);
   void Detach(KeeperExtension* extension);
   // Makes the black boxes and dispatches StartEvent.
@@ -90,8 +98,10 @@ class Keeper {
   void Dispatch(const JobEvent& event);
   void OnWorkerEnded(int slot, uint64_t incarnation, const ProcessEnd& end);
 
-  // Answers `request` of `slot`; dropped without a word when the worker is gone or the request was answered (abort).
-  void Answer(int slot, uint64_t request, const absl::Status& status, std::string_view payload = {}, std::span<const int> fds = {});
+  // Answers `request` of `slot`; dropped without a word when the worker is gone or the request was
+  // answered (abort).
+  void Answer(int slot, uint64_t request, const absl::Status& status, std::string_view payload = {},
+              std::span<const int> fds = {});
   void Send(int slot, const Message& message, std::span<const int> fds = {});
 
   EventLoop& loop();

@@ -20,9 +20,10 @@ class Link {
   virtual ~Link() = default;
 
   // Sends a request and waits for its answer: its payload and descriptors, or its error.
-  // kDeadlineExceeded: none within `timeout`. kAborted: the generation ended meanwhile (requests that carry one).
-  // kUnavailable: the keeper is gone.
-  virtual absl::StatusOr<Message> Call(MessageKind kind, uint64_t generation, std::string_view payload, absl::Duration timeout) = 0;
+  // kDeadlineExceeded: none within `timeout`. kAborted: the generation ended meanwhile (requests
+  // that carry one). kUnavailable: the keeper is gone.
+  virtual absl::StatusOr<Message> Call(MessageKind kind, uint64_t generation,
+                                       std::string_view payload, absl::Duration timeout) = 0;
   // Sends an event that has no answer.
   virtual absl::Status Notify(MessageKind kind, uint64_t generation, std::string_view payload) = 0;
   // Calls `handler` on the reader's thread for each pushed message of `kind`. It must not block.

@@ -27,7 +27,8 @@ class LocalKeeper final : public WorkerHost {
   // Makes an extension on the loop's thread and keeps it attached until the end of this.
   void Adopt(const std::function<std::unique_ptr<KeeperExtension>(Keeper&)>& make);
 
-  // The trainer is out of ForEachGeneration for good: from now on nothing ends its process but a second SIGINT.
+  // The trainer is out of ForEachGeneration for good: from now on nothing ends its process but a
+  // second SIGINT.
   void OnTrainerLeft() { trainer_left_.store(true); }
 
   void Spawn(SpawnRequest request) override;

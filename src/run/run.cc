@@ -29,7 +29,8 @@ bool Run::StopRequested() const { return state_->stop_requested(); }
 Segment& Run::black_box() { return state_->box(); }
 ProgressWriter& Run::progress() { return state_->progress(); }
 Link& Run::link() { return state_->link(); }
-bool Run::AttachToLocalKeeper(const std::function<std::unique_ptr<KeeperExtension>(Keeper&)>& make) {
+bool Run::AttachToLocalKeeper(
+    const std::function<std::unique_ptr<KeeperExtension>(Keeper&)>& make) {
   if (state_->local_keeper() == nullptr) return false;
   state_->local_keeper()->Adopt(make);
   return true;

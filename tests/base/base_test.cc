@@ -19,7 +19,8 @@ namespace outlast {
 namespace {
 
 TEST(Crc32c, MatchesThePublishedCheckValue) {
-  // RFC 3720, appendix B.4, and the "check" of CRC-32C in the catalogue of parametrised CRC algorithms.
+  // RFC 3720, appendix B.4, and the "check" of CRC-32C in the catalogue of parametrised CRC
+  // algorithms.
   EXPECT_EQ(Crc32c("123456789"), 0xe3069283u);
   EXPECT_EQ(Crc32c(std::string(32, '\0')), 0x8a9136aau);
   EXPECT_EQ(Crc32c(""), 0u);
@@ -34,7 +35,8 @@ TEST(Crc32c, OverPiecesEqualsTheWhole) {
 
 TEST(Digest, MatchesTheStandardsExample) {
   // FIPS 180-2, appendix B.1.
-  EXPECT_EQ(ToHex(Sha256("abc")), "ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad");
+  EXPECT_EQ(ToHex(Sha256("abc")),
+            "ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad");
 }
 
 TEST(Id128, ReadsBackItsHexAndRefusesAnythingElse) {
@@ -43,7 +45,8 @@ TEST(Id128, ReadsBackItsHexAndRefusesAnythingElse) {
   EXPECT_NE(Id128::Random(), id);
   EXPECT_EQ(Id128::FromName("abc").hex(), "ba7816bf8f01cfea414140de5dae2223");
   EXPECT_EQ(Id128::FromHex("00").status().code(), absl::StatusCode::kInvalidArgument);
-  EXPECT_EQ(Id128::FromHex(std::string(32, 'G')).status().code(), absl::StatusCode::kInvalidArgument);
+  EXPECT_EQ(Id128::FromHex(std::string(32, 'G')).status().code(),
+            absl::StatusCode::kInvalidArgument);
 }
 
 TEST(UniqueFd, ClosesOnceAndMoves) {

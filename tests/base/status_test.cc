@@ -21,7 +21,8 @@ TEST(Status, AnnotatePutsThePlaceBeforeTheMessageAndKeepsTheCode) {
 TEST(Status, ErrnoNamesTheObjectAndTellsWhatToDo) {
   const absl::Status full = ErrnoStatus(ENOSPC, "write /ckpt/a");
   EXPECT_EQ(full.code(), absl::StatusCode::kResourceExhausted);
-  EXPECT_THAT(std::string(MessageOf(full)), ::testing::StartsWith("write /ckpt/a: No space left on device"));
+  EXPECT_THAT(std::string(MessageOf(full)),
+              ::testing::StartsWith("write /ckpt/a: No space left on device"));
   EXPECT_EQ(ErrnoStatus(ENOENT, "x").code(), absl::StatusCode::kNotFound);
   EXPECT_EQ(ErrnoStatus(EROFS, "x").code(), absl::StatusCode::kPermissionDenied);
   EXPECT_EQ(ErrnoStatus(EIO, "x").code(), absl::StatusCode::kUnavailable);

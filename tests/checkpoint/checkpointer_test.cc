@@ -38,7 +38,8 @@ class TempFolder {
   fs::path path_;
 };
 
-// A data-parallel trainer whose state is a pure function of the step: weights[i] = sum over steps s < step of (s + i).
+// A data-parallel trainer whose state is a pure function of the step: weights[i] = sum over steps s
+// < step of (s + i).
 class Toy {
  public:
   explicit Toy(size_t size = 50'000) : weights_(size, 0) {}
@@ -46,14 +47,22 @@ class Toy {
   StateView State() {
     StateView state;
     const Shape shape{static_cast<int64_t>(weights_.size())};
-    state.regions.push_back({"weights", DType::kF32, shape, {}, shape, std::as_writable_bytes(std::span(weights_))});
+    state.regions.push_back(
+        {"weights", DType::kF32, shape, {}, shape, std::as_writable_bytes(std::span(weights_))});
     const Shape scalar;
-    state.regions.push_back({"step", DType::kI64, scalar, {}, scalar, std::as_writable_bytes(std::span(&step_, 1)), RegionKind::kEager});
+    state.regions.push_back({"step",
+                             DType::kI64,
+                             scalar,
+                             {},
+                             scalar,
+                             std::as_writable_bytes(std::span(&step_, 1)),
+                             RegionKind::kEager});
     state.extras["cursor"] = "{\"step\":" + std::to_string(step_) + "}";
     return state;
   }
   void Update(int64_t step) {
-    for (size_t i = 0; i < weights_.size(); ++i) weights_[i] += static_cast<float>((step + static_cast<int64_t>(i)) % 7);
+    for (size_t i = 0; i < weights_.size(); ++i)
+      weights_[i] += static_cast<float>((step + static_cast<int64_t>(i)) % 7);
     step_ = step + 1;
   }
   bool IsStateOf(int64_t step) const {
@@ -96,7 +105,9 @@ void RunJob(JobSpec spec, Seen& seen) {
   options.job = spec.job;
   options.prepare = [&](Keeper& keeper) {
     spec.service.observer.on_note = [&](const std::string& line) { seen.notes.push_back(line); };
-    spec.service.observer.on_failed = [&](int64_t, const absl::Status& error) { seen.failures.emplace_back(MessageOf(error)); };
+    spec.service.observer.on_failed = [&](int64_t, const absl::Status& error) {
+      seen.failures.emplace_back(MessageOf(error));
+    };
     spec.service.observer.on_durable = [&](int64_t step, const PersistResult&) {
       seen.durable.push_back(step);
       seen.on_durable(step);
@@ -121,7 +132,9 @@ void RunJob(JobSpec spec, Seen& seen) {
         seen.restored_from.push_back(checkpoints->stats().restored_from);
         seen.restored_steps.push_back(step);
       }
-      if (step > 0 && checkpoints->restored_extras().at("cursor") != "{\"step\":" + std::to_string(step) + "}") ++seen.wrong_states;
+      if (step > 0 &&
+          checkpoints->restored_extras().at("cursor") != "{\"step\":" + std::to_string(step) + "}")
+        ++seen.wrong_states;
       for (; step < spec.steps; ++step) {
         OUTLAST_RETURN_IF_ERROR(generation.Check());
         spec.at_step(world, run, step);
@@ -144,7 +157,8 @@ std::vector<int64_t> CommittedSteps(const std::string& root) {
   options.access = Access::kRead;
   const Listing listing = Root::Open(root, options).value()->List().value();
   std::vector<int64_t> steps;
-  for (const size_t index : ResolveChain(listing.checkpoints).members) steps.push_back(listing.checkpoints[index].step);
+  for (const size_t index : ResolveChain(listing.checkpoints).members)
+    steps.push_back(listing.checkpoints[index].step);
   return steps;
 }
 
@@ -190,7 +204,8 @@ TEST(Checkpointer, GoesOnFromMemoryWhenARankIsKilled) {
   EXPECT_EQ(seen.restored_steps[0], 0);
   EXPECT_GE(seen.restored_steps[1], 19);
   EXPECT_LE(seen.restored_steps[1], 20);
-  EXPECT_TRUE(seen.restored_from[1] == "live" || seen.restored_from[1] == "memory") << seen.restored_from[1];
+  EXPECT_TRUE(seen.restored_from[1] == "live" || seen.restored_from[1] == "memory")
+      << seen.restored_from[1];
   EXPECT_EQ(CommittedSteps(folder / "root"), std::vector<int64_t>{40});
 }
 
@@ -198,7 +213,8 @@ TEST(Checkpointer, ASecondInvocationGoesOnFromDisk) {
   TempFolder folder;
   Seen first, second;
   RunJob({.steps = 10, .checkpoints = {.uri = folder / "root"}}, first);
-  RunJob({.ranks = 3, .steps = 20, .checkpoints = {.uri = folder / "root"}}, second);  // another world size too
+  RunJob({.ranks = 3, .steps = 20, .checkpoints = {.uri = folder / "root"}},
+         second);  // another world size too
   EXPECT_EQ(second.result.exit_code, 0) << second.result.reason;
   EXPECT_EQ(second.restored_steps, std::vector<int64_t>{10});
   EXPECT_EQ(second.restored_from, std::vector<std::string>{"disk"});
@@ -269,8 +285,10 @@ TEST(Checkpointer, AFailedSaveNeverKillsTraining) {
           .at_step =
               [&](LocalWorld&, outlast::Run& run, int64_t step) {
                 usleep(3000);
-                // A file where the next folder's entry is synced: every save fails from here to step 20.
-                if (run.rank() == 0 && step == 7 && !broken.exchange(true)) fs::rename(root, root + ".gone");
+                // A file where the next folder's entry is synced: every save fails from here to
+                // step 20.
+                if (run.rank() == 0 && step == 7 && !broken.exchange(true))
+                  fs::rename(root, root + ".gone");
                 if (run.rank() == 0 && step == 20 && fs::exists(root + ".gone")) {
                   fs::remove_all(root);
                   fs::rename(root + ".gone", root);
@@ -286,14 +304,19 @@ TEST(Checkpointer, RefusesARootThatCannotBeOpened) {
   Seen seen;
   RunJob({.steps = 3, .checkpoints = {.uri = "/proc/outlast-cannot-be-made"}}, seen);
   EXPECT_EQ(seen.result.exit_code, 85) << seen.result.reason;
-  EXPECT_NE(seen.result.reason.find("/proc/outlast-cannot-be-made"), std::string::npos) << seen.result.reason;
+  EXPECT_NE(seen.result.reason.find("/proc/outlast-cannot-be-made"), std::string::npos)
+      << seen.result.reason;
 }
 
 TEST(Checkpointer, RefusesBadOptionsByName) {
   const auto run = outlast::Run::Join().value();
   EXPECT_NE(MessageOf(Checkpointer::Open(*run, {}).status()).find("uri"), std::string_view::npos);
-  EXPECT_NE(MessageOf(Checkpointer::Open(*run, {.uri = "/tmp/x", .keep_last = 0}).status()).find("keep_last"), std::string_view::npos);
-  EXPECT_NE(MessageOf(Checkpointer::Open(*run, {.uri = "/tmp/x", .buffers = 7}).status()).find("buffers"), std::string_view::npos);
+  EXPECT_NE(MessageOf(Checkpointer::Open(*run, {.uri = "/tmp/x", .keep_last = 0}).status())
+                .find("keep_last"),
+            std::string_view::npos);
+  EXPECT_NE(
+      MessageOf(Checkpointer::Open(*run, {.uri = "/tmp/x", .buffers = 7}).status()).find("buffers"),
+      std::string_view::npos);
 }
 
 TEST(Checkpointer, WorksAsAWorldOfOneWithoutAnAgent) {
@@ -301,7 +324,8 @@ TEST(Checkpointer, WorksAsAWorldOfOneWithoutAnAgent) {
   for (int64_t last : {6, 12}) {
     const auto run = outlast::Run::Join().value();
     Toy toy;
-    const auto checkpoints = Checkpointer::Open(*run, {.uri = folder / "root", .every = Every::Steps(3)}).value();
+    const auto checkpoints =
+        Checkpointer::Open(*run, {.uri = folder / "root", .every = Every::Steps(3)}).value();
     const absl::Status status = run->ForEachGeneration([&](Generation&) -> absl::Status {
       OUTLAST_ASSIGN_OR_RETURN(int64_t step, checkpoints->Restore(toy.State()));
       EXPECT_EQ(step, last - 6);
@@ -318,18 +342,22 @@ TEST(Checkpointer, WorksAsAWorldOfOneWithoutAnAgent) {
   EXPECT_EQ(CommittedSteps(folder / "root").front(), 12);
 }
 
-// Each kill waits for a new checkpoint, so that the budgets are refunded and no back-off slows the test.
+// Each kill waits for a new checkpoint, so that the budgets are refunded and no back-off slows the
+// test.
 TEST(Checkpointer, SurvivesManyKillsAtRandomMoments) {
   TempFolder folder;
   Seen seen;
   std::atomic<int> kills{0};
   std::atomic<int64_t> newest_durable{0}, durable_at_kill{0};
-  JobSpec spec{.ranks = 4, .steps = 400, .checkpoints = {.uri = folder / "root", .every = Every::Steps(7)}};
+  JobSpec spec{
+      .ranks = 4, .steps = 400, .checkpoints = {.uri = folder / "root", .every = Every::Steps(7)}};
   spec.job.restarts_per_hour_limit = 1000;
   seen.on_durable = [&](int64_t step) { newest_durable = step; };
   spec.at_step = [&](LocalWorld& world, outlast::Run& run, int64_t step) {
     usleep(100);
-    if (run.rank() != static_cast<int>(step % 4) || newest_durable <= durable_at_kill || step % 13 != 5) return;
+    if (run.rank() != static_cast<int>(step % 4) || newest_durable <= durable_at_kill ||
+        step % 13 != 5)
+      return;
     durable_at_kill = newest_durable.load();
     ++kills;
     world.KillRank(static_cast<int>((step / 4) % 4));

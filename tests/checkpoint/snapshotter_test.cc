@@ -17,12 +17,17 @@ namespace {
 class Rank {
  public:
   explicit Rank(uint32_t rank = 0, uint32_t world = 1, int buffers = 3, size_t big = 700'001)
-      : big_(big), small_(10), table_(Mapping::Anonymous(SealTable::BytesFor(static_cast<int>(world))).value(), static_cast<int>(world)) {
+      : big_(big),
+        small_(10),
+        table_(Mapping::Anonymous(SealTable::BytesFor(static_cast<int>(world))).value(),
+               static_cast<int>(world)) {
     std::vector<RankTable> tables;
     for (uint32_t r = 0; r < world; ++r) tables.push_back(TableOfRank(State(), r).value());
     const Plan plan = MakePlan(MergeTables(tables).value()).value();
     assignment_ = AssignmentOf(plan, rank).value();
-    const BufferLayout layout{.image_bytes = assignment_.image_bytes(), .replicated_bytes = assignment_.replicated_bytes, .extra_capacity = 4096};
+    const BufferLayout layout{.image_bytes = assignment_.image_bytes(),
+                              .replicated_bytes = assignment_.replicated_bytes,
+                              .extra_capacity = 4096};
     std::vector<Buffer> mine;
     for (int i = 0; i < buffers; ++i) {
       buffers_.push_back(Buffer::Create(layout, {job_, run_, rank, world}).value());
@@ -34,15 +39,20 @@ class Rank {
     options.rank = rank;
     options.world = world;
     options.is_aborted = [this](uint64_t) { return aborted.load(); };
-    options.on_wanted_sealed = [this](int64_t step, uint64_t, int, uint32_t, bool) { wanted.push_back(step); };
-    snapshotter_ = Snapshotter::Make(std::move(options), table_, std::move(mine), assignment_, State()).value();
+    options.on_wanted_sealed = [this](int64_t step, uint64_t, int, uint32_t, bool) {
+      wanted.push_back(step);
+    };
+    snapshotter_ =
+        Snapshotter::Make(std::move(options), table_, std::move(mine), assignment_, State())
+            .value();
   }
 
   StateView State() {
     StateView state;
     const auto add = [&](std::string_view name, std::vector<float>& values, RegionKind kind) {
       const Shape shape{static_cast<int64_t>(values.size())};
-      state.regions.push_back({name, DType::kF32, shape, {}, shape, std::as_writable_bytes(std::span(values)), kind});
+      state.regions.push_back(
+          {name, DType::kF32, shape, {}, shape, std::as_writable_bytes(std::span(values)), kind});
     };
     add("big", big_, RegionKind::kStable);
     add("small", small_, RegionKind::kStable);
@@ -55,9 +65,11 @@ class Rank {
   }
   bool IsAll(float value) const {
     const auto is = [&](float found) { return found == value; };
-    return std::all_of(big_.begin(), big_.end(), is) && std::all_of(small_.begin(), small_.end(), is);
+    return std::all_of(big_.begin(), big_.end(), is) &&
+           std::all_of(small_.begin(), small_.end(), is);
   }
-  bool Begin(int64_t step, Snapshotter::Mode mode = Snapshotter::Mode::kLazy, Snapshotter::Want want = Snapshotter::Want::kMemory) {
+  bool Begin(int64_t step, Snapshotter::Mode mode = Snapshotter::Mode::kLazy,
+             Snapshotter::Want want = Snapshotter::Want::kMemory) {
     return snapshotter_->Begin({step, 1, 0, want, mode}, State()).value();
   }
   // The buffer that holds `step`; -1: none.
@@ -113,7 +125,8 @@ TEST(Snapshot, CopiesScalarsEagerly) {
   Rank rank;
   rank.Fill(1);
   ASSERT_TRUE(rank.Begin(1));
-  std::fill(rank.small_.begin(), rank.small_.end(), -5.0f);  // at once: its values of the call are in the buffer already
+  std::fill(rank.small_.begin(), rank.small_.end(),
+            -5.0f);  // at once: its values of the call are in the buffer already
   ASSERT_TRUE(rank.snapshotter_->Finish());
   ASSERT_TRUE(rank.RestoreStep(1).ok());
   EXPECT_EQ(rank.small_[0], 1);
@@ -133,7 +146,8 @@ TEST(Snapshot, SealsNothingOfAnAbortedStep) {
   ASSERT_TRUE(rank.Begin(2));
   rank.aborted = true;
   rank.snapshotter_->Finish();
-  // The copier may have sealed it before the abort was raised; another one, begun after it, never is.
+  // The copier may have sealed it before the abort was raised; another one, begun after it, never
+  // is.
   rank.Begin(3);
   EXPECT_FALSE(rank.snapshotter_->Finish());
   EXPECT_EQ(rank.BufferOf(3), -1);
@@ -209,8 +223,12 @@ TEST(Snapshot, AGivenUpOneLeavesAFreeBuffer) {
 TEST(Snapshot, RefusesExtrasThatOutgrowTheirRoom) {
   Rank rank;
   rank.extras["big"] = std::string(8192, 'x');
-  EXPECT_EQ(rank.snapshotter_->Begin({1, 1, 0, Snapshotter::Want::kMemory, Snapshotter::Mode::kLazy}, rank.State()).status().code(),
-            absl::StatusCode::kInvalidArgument);
+  EXPECT_EQ(
+      rank.snapshotter_
+          ->Begin({1, 1, 0, Snapshotter::Want::kMemory, Snapshotter::Mode::kLazy}, rank.State())
+          .status()
+          .code(),
+      absl::StatusCode::kInvalidArgument);
   rank.extras.clear();
   EXPECT_TRUE(rank.Begin(2));
 }

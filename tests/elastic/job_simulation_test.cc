@@ -72,8 +72,8 @@ class Schedule {
     bool done = false;  // reported its end
     bool ignores_abort = false, ignores_term = false, unkillable = false;
     bool spawned_after_commit = false;  // so nobody waits for it to join
-    bool doomed_as_plain = false;  // we signalled it before it joined
-    absl::Duration quiet;          // its events arrive in order, not before this
+    bool doomed_as_plain = false;       // we signalled it before it joined
+    absl::Duration quiet;               // its events arrive in order, not before this
   };
   struct Due {
     absl::Duration at;

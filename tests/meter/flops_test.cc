@@ -1,4 +1,5 @@
-// Expected values: worked out by hand from the rule in flops.h, or the published goldens that are named.
+// Expected values: worked out by hand from the rule in flops.h, or the published goldens that are
+// named.
 #include "outlast/meter/flops.h"
 
 #include <gtest/gtest.h>
@@ -18,13 +19,26 @@ constexpr FlopOptions kCausal = {.attention = AttentionCount::kCausal};
 constexpr FlopOptions kFull = {.attention = AttentionCount::kFull};
 
 DenseTransformerShape Llama3_8B(int64_t sequence) {
-  return {.layers = 32, .hidden = 4096, .ffn = 14336, .heads = 32, .kv_heads = 8, .head_dim = 128, .vocab = 128256,
+  return {.layers = 32,
+          .hidden = 4096,
+          .ffn = 14336,
+          .heads = 32,
+          .kv_heads = 8,
+          .head_dim = 128,
+          .vocab = 128256,
           .sequence = sequence};
 }
 
 DenseTransformerShape Gpt2Small() {
-  return {.layers = 12, .hidden = 768, .ffn = 3072, .heads = 12, .kv_heads = 12, .head_dim = 64, .vocab = 50257,
-          .gated = false, .sequence = 1024};
+  return {.layers = 12,
+          .hidden = 768,
+          .ffn = 3072,
+          .heads = 12,
+          .kv_heads = 12,
+          .head_dim = 64,
+          .vocab = 50257,
+          .gated = false,
+          .sequence = 1024};
 }
 
 int64_t ModelFlops(const DenseTransformerShape& shape, const FlopOptions& options) {
@@ -32,7 +46,8 @@ int64_t ModelFlops(const DenseTransformerShape& shape, const FlopOptions& option
 }
 
 TEST(Flops, OfLlama3At8192TokensAreExact) {
-  // 6 * 7,504,658,432 weights in GEMMs = 45,027,950,592; the core is 12 * 32 * 32 * 128 * 8192 = 12,884,901,888 in full.
+  // 6 * 7,504,658,432 weights in GEMMs = 45,027,950,592; the core is 12 * 32 * 32 * 128 * 8192 =
+  // 12,884,901,888 in full.
   EXPECT_EQ(ModelFlops(Llama3_8B(8192), kCausal), 51'470'401'536);
   EXPECT_EQ(ModelFlops(Llama3_8B(8192), kFull), 57'912'852'480);
 }
@@ -43,10 +58,12 @@ TEST(Flops, OfPublishedModelsMatchToFiveDigits) {
     double causal, full;
   };
   const Case cases[] = {
-      {{80, 8192, 28672, 64, 8, 128, 128256, true, 8192}, 4.4922e11, 4.8143e11},      // Llama-3-70B
-      {{126, 16384, 53248, 128, 8, 128, 128256, true, 8192}, 2.5240e12, 2.6254e12},   // Llama-3.1-405B
-      {{80, 8192, 28672, 64, 8, 128, 32000, true, 4096}, 4.2839e11, 4.4449e11},       // Llama-2-70B
-      {{96, 12288, 49152, 96, 96, 128, 51200, false, 2048}, 0, 1.0764e12},            // GPT-3 175B
+      {{80, 8192, 28672, 64, 8, 128, 128256, true, 8192}, 4.4922e11, 4.8143e11},  // Llama-3-70B
+      {{126, 16384, 53248, 128, 8, 128, 128256, true, 8192},
+       2.5240e12,
+       2.6254e12},                                                               // Llama-3.1-405B
+      {{80, 8192, 28672, 64, 8, 128, 32000, true, 4096}, 4.2839e11, 4.4449e11},  // Llama-2-70B
+      {{96, 12288, 49152, 96, 96, 128, 51200, false, 2048}, 0, 1.0764e12},       // GPT-3 175B
   };
   for (const Case& each : cases) {
     if (each.causal > 0) {
@@ -57,12 +74,14 @@ TEST(Flops, OfPublishedModelsMatchToFiveDigits) {
 }
 
 TEST(Flops, OfGpt2AreThreeTimesItsForwardPass) {
-  // Forward of one sequence: 291,648,307,200 (nanoGPT's sizing notebook, 124M, V 50257, full attention).
+  // Forward of one sequence: 291,648,307,200 (nanoGPT's sizing notebook, 124M, V 50257, full
+  // attention).
   EXPECT_EQ(ModelFlops(Gpt2Small(), kFull) * 1024, 3 * 291'648'307'200);
 }
 
 TEST(Flops, CountsTheHeadEvenIfTied) {
-  // GPT-2 ties its head to the embedding: 6 * h * V = 231,584,256 FLOPs a token belong to the head all the same.
+  // GPT-2 ties its head to the embedding: 6 * h * V = 231,584,256 FLOPs a token belong to the head
+  // all the same.
   DenseTransformerShape small_vocab = Gpt2Small();
   small_vocab.vocab = 1;
   EXPECT_EQ(ModelFlops(Gpt2Small(), kFull) - ModelFlops(small_vocab, kFull), 6ll * 768 * 50256);
@@ -83,8 +102,8 @@ TEST(Flops, MatchNemosGoldensOfOneBatch) {
     int64_t want;
   };
   const Case cases[] = {
-      {51200, false, kCausal, 96'334'774'272},   {32000, true, kCausal, 106'753'425'408},
-      {128256, true, kCausal, 163'527'524'352},  {256000, false, kCausal, 217'130'729'472},
+      {51200, false, kCausal, 96'334'774'272},  {32000, true, kCausal, 106'753'425'408},
+      {128256, true, kCausal, 163'527'524'352}, {256000, false, kCausal, 217'130'729'472},
       {29000, false, kFull, 84'146'651'136},
   };
   for (const Case& each : cases) {
@@ -101,11 +120,20 @@ TEST(Flops, PackedDocumentsNeverAttendAcross) {
   };
   const Case cases[] = {
       {{32, 4096, 11008, 32, 32, 128, 32000, true, 0},  // Llama-2-7B
-       149226491215872, 146407918927872, 536372695793664, 526709019377664},
+       149226491215872,
+       146407918927872,
+       536372695793664,
+       526709019377664},
       {{28, 3584, 18944, 28, 4, 128, 152064, true, 0},  // Qwen2.5-7B
-       167073690943488, 155354067369984, 591764889010176, 551583322472448},
+       167073690943488,
+       155354067369984,
+       591764889010176,
+       551583322472448},
       {{36, 4096, 12288, 32, 8, 128, 151936, true, 0},  // Qwen3-8B
-       180997438046208, 167614856822784, 648394032807936, 602510897184768},
+       180997438046208,
+       167614856822784,
+       648394032807936,
+       602510897184768},
   };
   const std::vector<int64_t> mixed = {512, 1024, 2048};
   const std::vector<int64_t> equal = {4096, 4096, 4096};
@@ -120,7 +148,8 @@ TEST(Flops, PackedDocumentsNeverAttendAcross) {
 TEST(Flops, RecomputationChangesHardwareFlopsOnly) {
   const FlopCount none = FlopsOf(Llama3_8B(8192)).value();
   const FlopCount full = FlopsOf(Llama3_8B(8192), {.recompute = Recompute::kFull}).value();
-  const FlopCount selective = FlopsOf(Llama3_8B(8192), {.recompute = Recompute::kSelective}).value();
+  const FlopCount selective =
+      FlopsOf(Llama3_8B(8192), {.recompute = Recompute::kSelective}).value();
 
   EXPECT_EQ(none.hardware, none.model);
   EXPECT_EQ(full.model, none.model);
@@ -133,7 +162,9 @@ TEST(Flops, RecomputationChangesHardwareFlopsOnly) {
 TEST(Flops, OfALinearLayerDependOnWhetherItsInputHasAGradient) {
   // 1024 -> 1024, 32 rows: forward 67,108,864.
   EXPECT_EQ(FlopsOf(MlpShape{.widths = {1024, 1024}}).value().model * 32, 201'326'592);
-  EXPECT_EQ(FlopsOf(MlpShape{.widths = {1024, 1024}, .input_has_gradient = false}).value().model * 32, 134'217'728);
+  EXPECT_EQ(
+      FlopsOf(MlpShape{.widths = {1024, 1024}, .input_has_gradient = false}).value().model * 32,
+      134'217'728);
 }
 
 TEST(Flops, OfAnMlpAreCountedASample) {
@@ -150,11 +181,14 @@ TEST(Flops, RefuseAShapeByTheNameOfItsField) {
   shape.kv_heads = 5;
   EXPECT_EQ(FlopsOf(shape).status().message(),
             "DenseTransformerShape.kv_heads is 5, wanted a divisor of heads (32)");
-  EXPECT_EQ(FlopsOf(Llama3_8B(0)).status().message(), "DenseTransformerShape.sequence is 0, wanted at least 1");
+  EXPECT_EQ(FlopsOf(Llama3_8B(0)).status().message(),
+            "DenseTransformerShape.sequence is 0, wanted at least 1");
   EXPECT_EQ(FlopsOf(MlpShape{.widths = {3}}).status().code(), absl::StatusCode::kInvalidArgument);
-  EXPECT_EQ(FlopsOf(MlpShape{.widths = {3, -1}}).status().code(), absl::StatusCode::kInvalidArgument);
+  EXPECT_EQ(FlopsOf(MlpShape{.widths = {3, -1}}).status().code(),
+            absl::StatusCode::kInvalidArgument);
   const std::vector<int64_t> empty_document = {512, 0};
-  EXPECT_EQ(PackedFlops(Llama3_8B(0), empty_document).status().code(), absl::StatusCode::kInvalidArgument);
+  EXPECT_EQ(PackedFlops(Llama3_8B(0), empty_document).status().code(),
+            absl::StatusCode::kInvalidArgument);
 }
 
 TEST(Flops, ThatPass2To63AreAnErrorNotANegativeNumber) {
@@ -170,12 +204,20 @@ TEST(Flops, KeepTheirInvariantsForAnyShape) {
   const unsigned seed = 20260;
   SCOPED_TRACE(seed);
   std::mt19937 random(seed);
-  const auto pick = [&](int64_t low, int64_t high) { return std::uniform_int_distribution<int64_t>(low, high)(random); };
+  const auto pick = [&](int64_t low, int64_t high) {
+    return std::uniform_int_distribution<int64_t>(low, high)(random);
+  };
   for (int i = 0; i < 500; ++i) {
     const int64_t kv_heads = pick(1, 8);
-    DenseTransformerShape shape = {.layers = pick(1, 100), .hidden = pick(1, 8192), .ffn = pick(1, 30000),
-                                   .heads = kv_heads * pick(1, 8), .kv_heads = kv_heads, .head_dim = pick(1, 256),
-                                   .vocab = pick(1, 200000), .gated = pick(0, 1) == 1, .sequence = pick(1, 1 << 20)};
+    DenseTransformerShape shape = {.layers = pick(1, 100),
+                                   .hidden = pick(1, 8192),
+                                   .ffn = pick(1, 30000),
+                                   .heads = kv_heads * pick(1, 8),
+                                   .kv_heads = kv_heads,
+                                   .head_dim = pick(1, 256),
+                                   .vocab = pick(1, 200000),
+                                   .gated = pick(0, 1) == 1,
+                                   .sequence = pick(1, 1 << 20)};
     const FlopCount count = FlopsOf(shape, {.recompute = Recompute::kFull}).value();
     EXPECT_LE(count.model, count.hardware);  // MFU <= HFU
 
@@ -189,7 +231,8 @@ TEST(Flops, KeepTheirInvariantsForAnyShape) {
     EXPECT_EQ(ModelFlops(all_heads, kFull) - ModelFlops(all_heads, kCausal),
               ModelFlops(shape, kFull) - ModelFlops(shape, kCausal));
 
-    // Packed <= unpacked at equal tokens, and equal for a single document; linear in the number of equal documents.
+    // Packed <= unpacked at equal tokens, and equal for a single document; linear in the number of
+    // equal documents.
     const std::vector<int64_t> one = {4096};
     const std::vector<int64_t> split = {1000, 3096};
     const std::vector<int64_t> three = {4096, 4096, 4096};
@@ -201,11 +244,12 @@ TEST(Flops, KeepTheirInvariantsForAnyShape) {
   }
 }
 
-// Rows of llm-foundry's benchmarking page. Its form is 6 N + 12 L h S with all parameters; HFU is 4/3 of MFU with
-// activation checkpointing.
+// Rows of llm-foundry's benchmarking page. Its form is 6 N + 12 L h S with all parameters; HFU is
+// 4/3 of MFU with activation checkpointing.
 TEST(Flops, ReproduceEveryPublishedMptRowWithin0_01Points) {
   const char* folder = std::getenv("OUTLAST_SHARED_DATA");
-  const std::string path = std::string(folder ? folder : OUTLAST_SOURCE_DIR "/../shared/data") + "/mpt_216.csv";
+  const std::string path =
+      std::string(folder ? folder : OUTLAST_SOURCE_DIR "/../shared/data") + "/mpt_216.csv";
   std::ifstream file(path);
   if (!file) GTEST_SKIP() << "the table of published rows is not here: " << path;
   const auto peak_of = [](const std::string& gpu, const std::string& precision) {
@@ -220,8 +264,10 @@ TEST(Flops, ReproduceEveryPublishedMptRowWithin0_01Points) {
     std::vector<std::string> row;
     for (std::string field; std::getline(fields, field, ',');) row.push_back(field);
     ASSERT_EQ(row.size(), 12u) << line;
-    const FlopCount count = FlopsOfParameters({.parameters = std::stoll(row[7]), .layers = std::stoll(row[1]),
-                                               .attention_width = std::stoll(row[2]), .sequence = std::stoll(row[3])})
+    const FlopCount count = FlopsOfParameters({.parameters = std::stoll(row[7]),
+                                               .layers = std::stoll(row[1]),
+                                               .attention_width = std::stoll(row[2]),
+                                               .sequence = std::stoll(row[3])})
                                 .value();
     const double mfu = static_cast<double>(count.model) * std::stod(row[8]) /
                        (std::stod(row[4]) * peak_of(row[5], row[6])) * 100;

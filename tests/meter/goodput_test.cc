@@ -1,4 +1,5 @@
-// Cases A to D are those that a published goodput library was run on; the true parts are sums of what happened.
+// Cases A to D are those that a published goodput library was run on; the true parts are sums of
+// what happened.
 #include "outlast/meter/goodput.h"
 
 #include <gtest/gtest.h>
@@ -13,7 +14,9 @@
 namespace outlast {
 namespace {
 
-double Seconds(const Timeline& timeline, JobState state) { return static_cast<double>(timeline.in(state)) / 1e9; }
+double Seconds(const Timeline& timeline, JobState state) {
+  return static_cast<double>(timeline.in(state)) / 1e9;
+}
 
 int64_t SumOfParts(const Timeline& timeline) {
   return std::accumulate(timeline.state_ns.begin(), timeline.state_ns.end(), int64_t{0});
@@ -37,7 +40,11 @@ double GoodputPercent(const Timeline& timeline) { return *RatiosOf(timeline, {})
 // Start-up 10 s, 51 steps of 10 s, down for 1000 s, then steps from `resume` on.
 LedgerBuilder OneOutage(int64_t resume, int64_t count) {
   LedgerBuilder ledger;
-  ledger.Up(0, 1).Steps(10, 1, 0, 51, 10).Killed(520, 1).Up(1520, 2).Steps(1530, 2, resume, count, 10);
+  ledger.Up(0, 1)
+      .Steps(10, 1, 0, 51, 10)
+      .Killed(520, 1)
+      .Up(1520, 2)
+      .Steps(1530, 2, resume, count, 10);
   return ledger;
 }
 
@@ -50,7 +57,8 @@ TEST(Goodput, OfACleanRunIsProductiveOverWall) {  // case A
 
 TEST(Goodput, SeesAnOutageBeforeAStepNeverLogged) {  // case B
   const Timeline timeline = OneOutage(51, 50).Build();
-  ExpectParts(timeline, {{JobState::kProductive, 1010}, {JobState::kRecovery, 1000}, {JobState::kInit, 20}});
+  ExpectParts(timeline,
+              {{JobState::kProductive, 1010}, {JobState::kRecovery, 1000}, {JobState::kInit, 20}});
   EXPECT_NEAR(GoodputPercent(timeline), 49.75, 0.005);
   ASSERT_EQ(timeline.interruptions.size(), 1u);
   EXPECT_EQ(timeline.interruptions[0].steps_lost, 0);
@@ -68,7 +76,8 @@ TEST(Goodput, CountsStepsThatRunAgainAsLostOnce) {  // case C
 
 TEST(Goodput, TakesTheLoadersTimeOutOfTheStep) {  // case D
   const Timeline timeline = LedgerBuilder().Up(0, 1).Steps(2, 1, 0, 101, 2, 8).Build();
-  ExpectParts(timeline, {{JobState::kProductive, 202}, {JobState::kDataWait, 808}, {JobState::kInit, 2}});
+  ExpectParts(timeline,
+              {{JobState::kProductive, 202}, {JobState::kDataWait, 808}, {JobState::kInit, 2}});
   EXPECT_NEAR(GoodputPercent(timeline), 19.96, 0.005);
 }
 
@@ -89,13 +98,15 @@ TEST(Goodput, RelabelsOnlyProductiveTime) {
 }
 
 TEST(Goodput, LosesAnUnfinishedStepWithItsDataWaitUpToTheLastProgress) {
-  // Step 5 began at 60, moved last at 64, was found hung at 94; the new generation came at 95 and stepped at 100.
+  // Step 5 began at 60, moved last at 64, was found hung at 94; the new generation came at 95 and
+  // stepped at 100.
   LedgerBuilder ledger;
   ledger.Up(0, 1, 0).Up(0, 1, 1).Steps(10, 1, 0, 5, 10);
   StepEntry unfinished = LedgerBuilder::Step(60, 1, 5, 36, 2);
   unfinished.flags = kStepAborted;
   ledger.Add(unfinished).Detected(94, 64, 1, 1, 5, "hang", "rank 1 is stopped");
-  ledger.Add(CommitEntry{.time_ns = Nanos(95), .generation = 2, .world = 2}).Steps(100, 2, 5, 5, 10);
+  ledger.Add(CommitEntry{.time_ns = Nanos(95), .generation = 2, .world = 2})
+      .Steps(100, 2, 5, 5, 10);
   const Timeline timeline = ledger.Build();
   ExpectParts(timeline, {{JobState::kInit, 10 + 5},
                          {JobState::kProductive, 100},
@@ -117,7 +128,8 @@ TEST(Goodput, KeepsAStepThatWasLeftEarlyWhenTrainingWentOnBehindIt) {
   StepEntry left = LedgerBuilder::Step(30, 1, 3, 10);
   left.flags = kStepAborted;
   ledger.Add(left).Killed(40, 1).Up(41, 2).Steps(42, 2, 4, 1, 10);
-  ExpectParts(ledger.Build(), {{JobState::kProductive, 50}, {JobState::kRecovery, 1}, {JobState::kInit, 1}});
+  ExpectParts(ledger.Build(),
+              {{JobState::kProductive, 50}, {JobState::kRecovery, 1}, {JobState::kInit, 1}});
 }
 
 TEST(Goodput, CountsWorkLostTwiceAsTwoLosses) {
@@ -140,13 +152,19 @@ TEST(Goodput, FallsBackFurtherThanTheGenerationBefore) {
 }
 
 TEST(Goodput, LosesStepsThatWereNotRunAgainYet) {
-  // The rollback is known, but no step of the new generation: what was past it is lost all the same.
+  // The rollback is known, but no step of the new generation: what was past it is lost all the
+  // same.
   LedgerBuilder ledger;
   ledger.Up(0, 1).Steps(0, 1, 0, 10, 1).Killed(10, 1).Up(11, 2);
-  ledger.Add(RollbackEntry{.time_ns = Nanos(12), .generation = 2, .resume_step = 7, .reached_step = 10,
+  ledger.Add(RollbackEntry{.time_ns = Nanos(12),
+                           .generation = 2,
+                           .resume_step = 7,
+                           .reached_step = 10,
                            .source = StateSource::kDisk});
   const Timeline timeline = ledger.Build();
-  ExpectParts(timeline, {{JobState::kProductive, 7}, {JobState::kLostWork, 3}, {JobState::kRecovery, 1},
+  ExpectParts(timeline, {{JobState::kProductive, 7},
+                         {JobState::kLostWork, 3},
+                         {JobState::kRecovery, 1},
                          {JobState::kInit, 1}});
   EXPECT_EQ(timeline.interruptions.at(0).steps_lost, 3);
   EXPECT_EQ(timeline.interruptions.at(0).source, "disk");
@@ -156,12 +174,17 @@ TEST(Goodput, LosesStepsThatWereNotRunAgainYet) {
 TEST(Goodput, ShowsSavesEvalAndRestoreApart) {
   LedgerBuilder ledger;
   ledger.Up(1, 1);
-  ledger.Add(RestoreEntry{.start_ns = Nanos(2), .end_ns = Nanos(5), .generation = 1, .step = 0, .source = StateSource::kDisk});
+  ledger.Add(RestoreEntry{.start_ns = Nanos(2),
+                          .end_ns = Nanos(5),
+                          .generation = 1,
+                          .step = 0,
+                          .source = StateSource::kDisk});
   StepEntry step = LedgerBuilder::Step(6, 1, 0, 10);
   step.end_ns += Nanos(2);
   step.checkpoint_stall_ns = Nanos(2);
   ledger.Add(step);
-  ledger.Add(SectionEntry{.start_ns = Nanos(18), .end_ns = Nanos(21), .generation = 1, .phase = Phase::kEval});
+  ledger.Add(SectionEntry{
+      .start_ns = Nanos(18), .end_ns = Nanos(21), .generation = 1, .phase = Phase::kEval});
   ledger.Steps(22, 1, 1, 1, 10).End(40);
   ExpectParts(ledger.Build(), {{JobState::kQueue, 1},
                                {JobState::kInit, 2},
@@ -176,7 +199,8 @@ TEST(Goodput, TakesTheExcessOfTheFirstStepsAsWarmUp) {
   LedgerBuilder ledger;
   ledger.Up(0, 1).Steps(0, 1, 0, 1, 25).Steps(25, 1, 1, 1, 10.5).Steps(35.5, 1, 2, 20, 10);
   // 15 s of the first; half a second is noise.
-  ExpectParts(ledger.Build(), {{JobState::kWarmUp, 15}, {JobState::kProductive, 25 + 10.5 + 200 - 15}});
+  ExpectParts(ledger.Build(),
+              {{JobState::kWarmUp, 15}, {JobState::kProductive, 25 + 10.5 + 200 - 15}});
 }
 
 TEST(Goodput, CountsTheStepOfOneRankAndTheTokensOfAll) {
@@ -252,7 +276,10 @@ TEST(Goodput, NeverGoesBackWhenTheWallClockDid) {
 TEST(Goodput, GivesTheRatiosTheirThreeNames) {
   LedgerBuilder ledger;
   ledger.Up(20, 1).Steps(30, 1, 0, 10, 10);
-  ledger.Detected(130, 130, 1, 0, 10, "crash", "exit code 1").Up(131, 2).Steps(140, 2, 10, 1, 10).End(150);
+  ledger.Detected(130, 130, 1, 0, 10, "crash", "exit code 1")
+      .Up(131, 2)
+      .Steps(140, 2, 10, 1, 10)
+      .End(150);
   const GoodputRatios ratios = RatiosOf(ledger.Build(), 0.4);
   EXPECT_DOUBLE_EQ(*ratios.goodput, 110.0 / 130);
   EXPECT_DOUBLE_EQ(*ratios.occupancy_goodput, 110.0 / 150);
@@ -264,7 +291,10 @@ TEST(Goodput, GivesTheRatiosTheirThreeNames) {
 
 TEST(Goodput, DoesNotCountAPreemptionAsAFailure) {
   LedgerBuilder ledger;
-  ledger.Up(0, 1).Steps(0, 1, 0, 10, 10).Detected(100, 100, 1, 0, 10, "preempt", "SIGTERM").End(101, 80);
+  ledger.Up(0, 1)
+      .Steps(0, 1, 0, 10, 10)
+      .Detected(100, 100, 1, 0, 10, "preempt", "SIGTERM")
+      .End(101, 80);
   const GoodputRatios ratios = RatiosOf(ledger.Build(), {});
   EXPECT_FALSE(ratios.mtbi_ns.has_value());
   EXPECT_FALSE(ratios.unattended_recovery_rate.has_value());
@@ -279,13 +309,17 @@ TEST(Goodput, OfNothingIsNothing) {
 }
 
 TEST(Goodput, OfAJobThatNeverStepsIsInit) {
-  ExpectParts(LedgerBuilder().Up(2, 1).End(10, 1).Build(), {{JobState::kQueue, 2}, {JobState::kInit, 8}});
+  ExpectParts(LedgerBuilder().Up(2, 1).End(10, 1).Build(),
+              {{JobState::kQueue, 2}, {JobState::kInit, 8}});
 }
 
 TEST(Goodput, PartsSumToWallForEveryEventOrder) {
   // The order of the records changes nothing at all.
   LedgerBuilder ledger = OneOutage(41, 60);
-  ledger.Detected(3000, 2990, 2, 0, 101, "hang", "no progress").Up(3010, 3).Steps(3020, 3, 100, 5, 10).End(3100);
+  ledger.Detected(3000, 2990, 2, 0, 101, "hang", "no progress")
+      .Up(3010, 3)
+      .Steps(3020, 3, 100, 5, 10)
+      .End(3100);
   const Timeline want = ledger.Build();
   std::mt19937 random(11);
   for (int i = 0; i < 50; ++i) {
@@ -301,7 +335,9 @@ TEST(Goodput, PartsSumToWallForAnyRecordsAtAll) {
   const unsigned seed = 4711;
   SCOPED_TRACE(seed);
   std::mt19937_64 random(seed);
-  const auto pick = [&](int64_t low, int64_t high) { return std::uniform_int_distribution<int64_t>(low, high)(random); };
+  const auto pick = [&](int64_t low, int64_t high) {
+    return std::uniform_int_distribution<int64_t>(low, high)(random);
+  };
   const auto time = [&]() -> int64_t {
     const int64_t kind = pick(0, 40);
     if (kind == 0) return INT64_MIN;
@@ -315,32 +351,57 @@ TEST(Goodput, PartsSumToWallForAnyRecordsAtAll) {
         const auto generation = static_cast<uint64_t>(pick(0, 4));
         const auto slot = static_cast<int32_t>(pick(-1, 3));
         switch (pick(0, 10)) {
-          case 0: run.push_back(ClockDomainEntry{.boottime_ns = time(), .realtime_ns = time()}); break;
-          case 1: run.push_back(UpEntry{.time_ns = time(), .generation = generation, .slot = slot}); break;
+          case 0:
+            run.push_back(ClockDomainEntry{.boottime_ns = time(), .realtime_ns = time()});
+            break;
+          case 1:
+            run.push_back(UpEntry{.time_ns = time(), .generation = generation, .slot = slot});
+            break;
           case 2:
-            run.push_back(DownEntry{.time_ns = time(), .generation = generation, .slot = slot,
+            run.push_back(DownEntry{.time_ns = time(),
+                                    .generation = generation,
+                                    .slot = slot,
                                     .cause = static_cast<DownCause>(pick(0, 3))});
             break;
-          case 3: run.push_back(CommitEntry{.time_ns = time(), .generation = generation}); break;
+          case 3:
+            run.push_back(CommitEntry{.time_ns = time(), .generation = generation});
+            break;
           case 4:
-            run.push_back(DetectedEntry{.time_ns = time(), .last_progress_ns = time(), .generation = generation});
+            run.push_back(DetectedEntry{
+                .time_ns = time(), .last_progress_ns = time(), .generation = generation});
             break;
           case 5:
-            run.push_back(RollbackEntry{.time_ns = time(), .generation = generation, .resume_step = time(),
-                                        .reached_step = time(), .source = static_cast<StateSource>(pick(0, 9))});
+            run.push_back(RollbackEntry{.time_ns = time(),
+                                        .generation = generation,
+                                        .resume_step = time(),
+                                        .reached_step = time(),
+                                        .source = static_cast<StateSource>(pick(0, 9))});
             break;
           case 6:
-            run.push_back(SectionEntry{.start_ns = time(), .end_ns = time(), .phase = static_cast<Phase>(pick(0, 99))});
+            run.push_back(SectionEntry{
+                .start_ns = time(), .end_ns = time(), .phase = static_cast<Phase>(pick(0, 99))});
             break;
           case 7:
-            run.push_back(RestoreEntry{.start_ns = time(), .end_ns = time(), .generation = generation, .step = time(),
+            run.push_back(RestoreEntry{.start_ns = time(),
+                                       .end_ns = time(),
+                                       .generation = generation,
+                                       .step = time(),
                                        .source = static_cast<StateSource>(pick(0, 9))});
             break;
-          case 8: run.push_back(EndEntry{.time_ns = time()}); break;
+          case 8:
+            run.push_back(EndEntry{.time_ns = time()});
+            break;
           default:
-            run.push_back(StepEntry{.start_ns = time(), .end_ns = time(), .generation = generation, .slot = slot,
-                                    .step = pick(0, 9), .data_ns = time(), .forward_ns = time(), .backward_ns = time(),
-                                    .checkpoint_stall_ns = time(), .flags = static_cast<uint16_t>(pick(0, 15))});
+            run.push_back(StepEntry{.start_ns = time(),
+                                    .end_ns = time(),
+                                    .generation = generation,
+                                    .slot = slot,
+                                    .step = pick(0, 9),
+                                    .data_ns = time(),
+                                    .forward_ns = time(),
+                                    .backward_ns = time(),
+                                    .checkpoint_stall_ns = time(),
+                                    .flags = static_cast<uint16_t>(pick(0, 15))});
         }
       }
     }
@@ -351,7 +412,8 @@ TEST(Goodput, PartsSumToWallForAnyRecordsAtAll) {
 }
 
 TEST(Goodput, OfAYearOfInterruptionsMeetsTheTruth) {
-  // Steps of 100 s; on average every 3 hours a fault, found after 20 s, 40 s of recovery, 30 s of init, up to 10 steps lost.
+  // Steps of 100 s; on average every 3 hours a fault, found after 20 s, 40 s of recovery, 30 s of
+  // init, up to 10 steps lost.
   const unsigned seed = 365;
   SCOPED_TRACE(seed);
   std::mt19937 random(seed);
@@ -366,7 +428,8 @@ TEST(Goodput, OfAYearOfInterruptionsMeetsTheTruth) {
     ledger.Steps(now, generation, step, count, 100);
     now += static_cast<double>(count) * 100;
     step += count;
-    const int64_t back = std::min<int64_t>(count, std::uniform_int_distribution<int64_t>(0, 10)(random));
+    const int64_t back =
+        std::min<int64_t>(count, std::uniform_int_distribution<int64_t>(0, 10)(random));
     ledger.Detected(now + 20, now, generation, 0, step, "crash", "pidfd");
     ledger.Up(now + 60, ++generation);
     now += 90;

@@ -42,7 +42,8 @@ TEST(LogHistogram, MergedEqualsOneOverAll) {
   }
   left.Merge(right);
   EXPECT_EQ(left.count(), both.count());
-  for (const double fraction : {0.1, 0.5, 0.9}) EXPECT_EQ(left.Percentile(fraction), both.Percentile(fraction));
+  for (const double fraction : {0.1, 0.5, 0.9})
+    EXPECT_EQ(left.Percentile(fraction), both.Percentile(fraction));
 }
 
 TEST(LogHistogram, HoldsAMicrosecondAndADayAndClampsTheRest) {
@@ -57,7 +58,9 @@ TEST(LogHistogram, HoldsAMicrosecondAndADayAndClampsTheRest) {
   EXPECT_NEAR(*histogram.Percentile(1) / static_cast<double>(day), 1, 0.011);
 }
 
-TEST(LogHistogram, OfNothingHasNoPercentile) { EXPECT_EQ(LogHistogram().Percentile(0.5), std::nullopt); }
+TEST(LogHistogram, OfNothingHasNoPercentile) {
+  EXPECT_EQ(LogHistogram().Percentile(0.5), std::nullopt);
+}
 
 }  // namespace
 }  // namespace outlast

@@ -37,12 +37,14 @@ class LedgerFile : public ::testing::Test {
 // One of each kind, with no field at its default.
 std::vector<LedgerEntry> OneOfEach() {
   return {
-      ClockDomainEntry{Id128::FromName("j"), Id128::FromName("r"), Id128::FromName("b"), 1, 2, "job", "train --x"},
+      ClockDomainEntry{Id128::FromName("j"), Id128::FromName("r"), Id128::FromName("b"), 1, 2,
+                       "job", "train --x"},
       SubmitEntry{3},
       UpEntry{4, 5, 6, 7, 8},
       DownEntry{9, 10, 11, 12, 13, DownCause::kFault, "signal 9 (SIGKILL)"},
       CommitEntry{14, 15, 16},
-      StepEntry{17, 18, 19, 20, 21, 22, 23, 24, 25, 26, 27, 28, 29, 30, 31, 32, 33.5, 34.5, 35.5, kStepWarmUp},
+      StepEntry{17, 18, 19, 20, 21, 22, 23,   24,   25,   26,
+                27, 28, 29, 30, 31, 32, 33.5, 34.5, 35.5, kStepWarmUp},
       SectionEntry{36, 37, 38, 39, Phase::kEval},
       DetectedEntry{40, 41, 42, 43, 44, 45, "hang", "rank 44 is stopped in backward"},
       RollbackEntry{46, 47, 48, 49, StateSource::kPeer},
@@ -67,7 +69,8 @@ TEST_F(LedgerFile, HasTheDocumentedBytes) {
   std::vector<std::byte> bytes;
   AppendRecord(EndEntry{.time_ns = 0x0102030405060708, .exit_code = 82, .reason = "no"}, bytes);
   // u32 20 bytes, u32 CRC32C, u16 kind 13, u16 version 1, i64, i32, u16 2, "no".
-  const unsigned char want[] = {20, 0, 0, 0, 0, 0, 0, 0, 13, 0, 1, 0, 8, 7, 6, 5, 4, 3, 2, 1, 82, 0, 0, 0, 2, 0, 'n', 'o'};
+  const unsigned char want[] = {20, 0, 0, 0, 0, 0, 0,  0, 13, 0, 1, 0, 8,   7,
+                                6,  5, 4, 3, 2, 1, 82, 0, 0,  0, 2, 0, 'n', 'o'};
   ASSERT_EQ(bytes.size(), sizeof(want));
   std::memset(bytes.data() + 4, 0, 4);
   EXPECT_EQ(std::memcmp(bytes.data(), want, sizeof(want)), 0);
@@ -82,7 +85,8 @@ TEST_F(LedgerFile, CutAtAnyByteReadsToTheLastWholeRecord) {
     ends.push_back(bytes.size());
   }
   for (size_t cut = 0; cut <= bytes.size(); ++cut) {
-    const auto whole = static_cast<size_t>(std::upper_bound(ends.begin(), ends.end(), cut) - ends.begin());
+    const auto whole =
+        static_cast<size_t>(std::upper_bound(ends.begin(), ends.end(), cut) - ends.begin());
     WriteBytes({reinterpret_cast<const char*>(bytes.data()), cut});
     const absl::StatusOr<LedgerRead> read = ReadLedger(path_);
     ASSERT_TRUE(read.ok()) << cut << ": " << read.status();
@@ -117,15 +121,16 @@ TEST_F(LedgerFile, SkipsKindsAndFieldsOfANewerVersion) {
     const auto length = static_cast<uint32_t>(payload.size());
     const uint32_t crc = Crc32c({data, payload.size()});
     const auto put = [&](const void* from, size_t size) {
-      bytes.insert(bytes.end(), static_cast<const std::byte*>(from), static_cast<const std::byte*>(from) + size);
+      bytes.insert(bytes.end(), static_cast<const std::byte*>(from),
+                   static_cast<const std::byte*>(from) + size);
     };
     put(&length, 4);
     put(&crc, 4);
     put(payload.data(), payload.size());
   };
-  raw({99, 0, 1, 0, 1, 2, 3});                                // a kind of the future
-  raw({2, 0, 2, 0, 7, 0, 0, 0, 0, 0, 0, 0, 42, 42});          // submit, version 2, two more bytes
-  raw({2, 0, 1, 0, 7});                                       // submit without its time
+  raw({99, 0, 1, 0, 1, 2, 3});                        // a kind of the future
+  raw({2, 0, 2, 0, 7, 0, 0, 0, 0, 0, 0, 0, 42, 42});  // submit, version 2, two more bytes
+  raw({2, 0, 1, 0, 7});                               // submit without its time
   const LedgerRead read = ParseLedger(bytes);
   ASSERT_EQ(read.entries.size(), 2u);
   EXPECT_EQ(std::get<SubmitEntry>(read.entries[1]).time_ns, 7);
@@ -172,7 +177,8 @@ TEST_F(LedgerFile, NeverCrashesOnAnyBytes) {
   std::mt19937 random(5);
   for (int i = 0; i < 3000; ++i) {
     std::vector<std::byte> bytes = good;
-    for (int flips = 0; flips < 3; ++flips) bytes[random() % bytes.size()] = static_cast<std::byte>(random());
+    for (int flips = 0; flips < 3; ++flips)
+      bytes[random() % bytes.size()] = static_cast<std::byte>(random());
     bytes.resize(random() % (bytes.size() + 1));
     const RunEntries entries = ParseLedger(bytes).entries;
     BuildTimeline({&entries, 1});

@@ -226,8 +226,10 @@ TEST_F(MeterTest, RefusesOptionsByName) {
   const auto start = [&](MeterOptions options) {
     return std::string(Meter::Start(segment_, progress_, std::move(options)).status().message());
   };
-  EXPECT_EQ(start({.flops = FlopsOf(MlpShape{})}), "MeterOptions.flops: MlpShape.widths has 0 entries, wanted at least 2");
-  EXPECT_EQ(start({.flops = FlopCount{.model = -1}}), "MeterOptions.flops: model is -1, wanted 0 (unknown) or more");
+  EXPECT_EQ(start({.flops = FlopsOf(MlpShape{})}),
+            "MeterOptions.flops: MlpShape.widths has 0 entries, wanted at least 2");
+  EXPECT_EQ(start({.flops = FlopCount{.model = -1}}),
+            "MeterOptions.flops: model is -1, wanted 0 (unknown) or more");
 }
 
 TEST_F(MeterTest, TellsTheAgentWhatItCountsBy) {
@@ -250,7 +252,8 @@ TEST_F(MeterTest, TellsTheAgentWhatItCountsBy) {
 void RunManySteps(Meter& meter) {
   for (int64_t step = 0; step < 1000; ++step) {
     auto scope = meter.Step(step);
-    for (const Phase phase : {Phase::kData, Phase::kForward, Phase::kBackward, Phase::kCommWait, Phase::kOptimizer}) {
+    for (const Phase phase :
+         {Phase::kData, Phase::kForward, Phase::kBackward, Phase::kCommWait, Phase::kOptimizer}) {
       scope.Enter(phase);
     }
     scope.Count({.real = 1, .samples = 1});
@@ -267,16 +270,18 @@ TEST(Meter, StepPathAllocatesNothing) {
   EXPECT_EQ(allocations, before);
 }
 
-// From here on any system call but the clock's (where it is one at all) and the end of the process kills it.
+// From here on any system call but the clock's (where it is one at all) and the end of the process
+// kills it.
 bool AllowOnlyTheClock() {
-#define ALLOW(number) BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, number, 0, 1), BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ALLOW)
+#define ALLOW(number) \
+  BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, number, 0, 1), BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ALLOW)
   sock_filter filter[] = {BPF_STMT(BPF_LD | BPF_W | BPF_ABS, offsetof(seccomp_data, nr)),
-                          ALLOW(SYS_clock_gettime),
-                          ALLOW(SYS_exit_group),
+                          ALLOW(SYS_clock_gettime), ALLOW(SYS_exit_group),
                           BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_KILL_PROCESS)};
 #undef ALLOW
   const sock_fprog program = {.len = sizeof(filter) / sizeof(filter[0]), .filter = filter};
-  return prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) == 0 && prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, &program) == 0;
+  return prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) == 0 &&
+         prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, &program) == 0;
 }
 
 TEST(Meter, StepPathMakesNoSyscallButTheClock) {
@@ -292,7 +297,8 @@ TEST(Meter, StepPathMakesNoSyscallButTheClock) {
   }
   int status = 0;
   ASSERT_EQ(waitpid(child, &status, 0), child);
-  if (WIFEXITED(status) && WEXITSTATUS(status) == 77) GTEST_SKIP() << "this machine lets no seccomp filter in";
+  if (WIFEXITED(status) && WEXITSTATUS(status) == 77)
+    GTEST_SKIP() << "this machine lets no seccomp filter in";
   EXPECT_TRUE(WIFEXITED(status) && WEXITSTATUS(status) == 0) << "wait status " << status;
 }
 

@@ -26,7 +26,8 @@ class Report : public ::testing::Test {
   }
   ~Report() override { std::filesystem::remove_all(root_); }
 
-  // A RUN_DIR with these records; its path. The builders' run ids are alike, so each folder gets its own.
+  // A RUN_DIR with these records; its path. The builders' run ids are alike, so each folder gets
+  // its own.
   std::string RunDir(const std::string& name, RunEntries entries) const {
     const std::string dir = root_ + "/" + name;
     std::filesystem::create_directory(dir);
@@ -44,26 +45,37 @@ class Report : public ::testing::Test {
   std::ostringstream out_, err_;
 };
 
-// Two ranks, 0.1 s steps of 1000 tokens a rank. Rank 1 is killed in step 20; one finished step runs again.
+// Two ranks, 0.1 s steps of 1000 tokens a rank. Rank 1 is killed in step 20; one finished step runs
+// again.
 LedgerBuilder TwoRanksOneKill(double peak) {
   LedgerBuilder ledger;
   for (const int32_t slot : {0, 1}) {
-    ledger.Up(0, 1, slot).Add(MeterEntry{.slot = slot, .flops_per_unit = 1'000'000, .peak_flops_per_second = peak,
-                                         .flops_text = "1000000 FLOPs a token; causal attention",
-                                         .peak_text = peak > 0 ? "declared" : "unknown peak (no device was named)"});
+    ledger.Up(0, 1, slot)
+        .Add(MeterEntry{.slot = slot,
+                        .flops_per_unit = 1'000'000,
+                        .peak_flops_per_second = peak,
+                        .flops_text = "1000000 FLOPs a token; causal attention",
+                        .peak_text = peak > 0 ? "declared" : "unknown peak (no device was named)"});
     for (int64_t step = 0; step < 20; ++step) {
-      StepEntry entry = LedgerBuilder::Step(1 + 0.1 * static_cast<double>(step), 1, step, 0.1, 0, slot);
+      StepEntry entry =
+          LedgerBuilder::Step(1 + 0.1 * static_cast<double>(step), 1, step, 0.1, 0, slot);
       entry.model_flops = 1e9;
       ledger.Add(entry);
     }
     for (int64_t step = 0; step < 10; ++step) {
-      StepEntry entry = LedgerBuilder::Step(3.2 + 0.1 * static_cast<double>(step), 2, 19 + step, 0.1, 0, slot);
+      StepEntry entry =
+          LedgerBuilder::Step(3.2 + 0.1 * static_cast<double>(step), 2, 19 + step, 0.1, 0, slot);
       entry.model_flops = 1e9;
       ledger.Add(entry);
     }
   }
-  ledger.Detected(3.05, 3.04, 1, 1, 20, "crash", "pidfd: signal 9 (SIGKILL)").Killed(3.04, 1, 1).Up(3.1, 2, 1);
-  ledger.Add(RollbackEntry{.time_ns = Nanos(3.15), .generation = 2, .resume_step = 19, .reached_step = 20,
+  ledger.Detected(3.05, 3.04, 1, 1, 20, "crash", "pidfd: signal 9 (SIGKILL)")
+      .Killed(3.04, 1, 1)
+      .Up(3.1, 2, 1);
+  ledger.Add(RollbackEntry{.time_ns = Nanos(3.15),
+                           .generation = 2,
+                           .resume_step = 19,
+                           .reached_step = 20,
                            .source = StateSource::kMemory});
   return ledger.End(4.2);
 }
@@ -72,19 +84,24 @@ TEST_F(Report, ShowsEachInterruptionAndTheWayBack) {
   const std::string dir = RunDir("a", TwoRanksOneKill(0).entries());
   ASSERT_EQ(Run({dir}), 0) << err_.str();
   const std::string text = out_.str();
-  EXPECT_NE(text.find("  #  what   rank  step  how found                  to detect  to the next step  steps lost  "
+  EXPECT_NE(text.find("  #  what   rank  step  how found                  to detect  to the next "
+                      "step  steps lost  "
                       "state from\n"
-                      "  1  crash  1     20    pidfd: signal 9 (SIGKILL)  10 ms      150 ms            1           "
+                      "  1  crash  1     20    pidfd: signal 9 (SIGKILL)  10 ms      150 ms        "
+                      "    1           "
                       "memory\n"),
             std::string::npos)
       << text;
-  EXPECT_NE(text.find("30 steps, 1 of them run again after an interruption\nstep time p50 100 ms, p99 100 ms\n"
-                      "20000 tokens/s, 58000 tokens\n"),
-            std::string::npos)
+  EXPECT_NE(
+      text.find(
+          "30 steps, 1 of them run again after an interruption\nstep time p50 100 ms, p99 100 ms\n"
+          "20000 tokens/s, 58000 tokens\n"),
+      std::string::npos)
       << text;
-  EXPECT_NE(text.find("MFU n/a, 20 GFLOP/s of model FLOPs\n  1000000 FLOPs a token; causal attention\n"
-                      "  unknown peak (no device was named)\n"),
-            std::string::npos)
+  EXPECT_NE(
+      text.find("MFU n/a, 20 GFLOP/s of model FLOPs\n  1000000 FLOPs a token; causal attention\n"
+                "  unknown peak (no device was named)\n"),
+      std::string::npos)
       << text;
   EXPECT_NE(text.find("ended with exit code 0 (finished)"), std::string::npos) << text;
 }
@@ -117,7 +134,8 @@ TEST_F(Report, DividesByThePeaksOfAllRanks) {
 TEST_F(Report, FlagsAnMfuAbove100PercentAndDoesNotClipIt) {
   const std::string dir = RunDir("a", TwoRanksOneKill(1e10 / 1.3).entries());
   ASSERT_EQ(Run({dir}), 0);
-  EXPECT_NE(out_.str().find("MFU 130.00 %, 20 GFLOP/s of model FLOPs\n  above 100 %: an input is wrong (the peak, the "
+  EXPECT_NE(out_.str().find("MFU 130.00 %, 20 GFLOP/s of model FLOPs\n  above 100 %: an input is "
+                            "wrong (the peak, the "
                             "FLOP convention, or gradient accumulation)\n"),
             std::string::npos)
       << out_.str();
@@ -126,14 +144,17 @@ TEST_F(Report, FlagsAnMfuAbove100PercentAndDoesNotClipIt) {
 }
 
 TEST_F(Report, KeepsTheRateAndTheLifetimeCounterAcrossAResume) {
-  // 1000 tokens a 0.1 s step: 50 steps, then 20 more an hour later, with 3 s of evaluation in between them.
+  // 1000 tokens a 0.1 s step: 50 steps, then 20 more an hour later, with 3 s of evaluation in
+  // between them.
   LedgerBuilder first;
   first.Up(0, 1).Steps(1, 1, 0, 50, 0.1).End(6, 80);
   LedgerBuilder second(3600, 1e9 + 3600);
   second.Up(3600, 1).Steps(3601, 1, 50, 10, 0.1);
-  second.Add(SectionEntry{.start_ns = Nanos(3602), .end_ns = Nanos(3605), .generation = 1, .phase = Phase::kEval});
+  second.Add(SectionEntry{
+      .start_ns = Nanos(3602), .end_ns = Nanos(3605), .generation = 1, .phase = Phase::kEval});
   second.Steps(3605, 1, 60, 10, 0.1).End(3606);
-  const std::vector<std::string> dirs = {RunDir("first", first.entries()), RunDir("second", second.entries())};
+  const std::vector<std::string> dirs = {RunDir("first", first.entries()),
+                                         RunDir("second", second.entries())};
   const RunReport alone = BuildReport({&dirs[0], 1}).value();
   const RunReport both = BuildReport(dirs).value();
   EXPECT_EQ(alone.tokens, 50'000u);
@@ -155,8 +176,10 @@ TEST_F(Report, ReadsACutLedgerAndSaysSo) {
   const std::string path = dir + "/ledger.bin";
   std::filesystem::resize_file(path, std::filesystem::file_size(path) - 5);
   ASSERT_EQ(Run({dir}), 0);
-  EXPECT_NE(out_.str().find("bytes are no whole record and were left out"), std::string::npos) << out_.str();
-  EXPECT_NE(out_.str().find("no end record: it still runs, or its agent was killed"), std::string::npos);
+  EXPECT_NE(out_.str().find("bytes are no whole record and were left out"), std::string::npos)
+      << out_.str();
+  EXPECT_NE(out_.str().find("no end record: it still runs, or its agent was killed"),
+            std::string::npos);
   std::filesystem::resize_file(path, 0);
   EXPECT_EQ(Run({dir}), 0) << err_.str();
 }
@@ -187,13 +210,14 @@ TEST_F(Report, RefusesBadInputWithOneLineAnd85) {
   const struct {
     std::vector<std::string> args;
     std::string wanted;
-  } kCases[] = {{{}, "no RUN_DIR was given, wanted at least one"},
-                {{root_ + "/nowhere"}, "RUN_DIR " + root_ + "/nowhere: No such file or directory"},
-                {{file}, "RUN_DIR " + file + " is not a folder"},
-                {{empty}, "RUN_DIR " + empty + " has no ledger.bin: no run wrote here"},
-                {{foreign}, foreign + "/ledger.bin is no ledger: its first record is no clock_domain record"},
-                {{a, b}, "one report is about one job"},
-                {{a, "--jsno"}, "unknown flag --jsno, wanted RUN_DIR... [--json]"}};
+  } kCases[] = {
+      {{}, "no RUN_DIR was given, wanted at least one"},
+      {{root_ + "/nowhere"}, "RUN_DIR " + root_ + "/nowhere: No such file or directory"},
+      {{file}, "RUN_DIR " + file + " is not a folder"},
+      {{empty}, "RUN_DIR " + empty + " has no ledger.bin: no run wrote here"},
+      {{foreign}, foreign + "/ledger.bin is no ledger: its first record is no clock_domain record"},
+      {{a, b}, "one report is about one job"},
+      {{a, "--jsno"}, "unknown flag --jsno, wanted RUN_DIR... [--json]"}};
   for (const auto& each : kCases) {
     EXPECT_EQ(Run(each.args), 85) << each.wanted;
     const std::string said = err_.str();

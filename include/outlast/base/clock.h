@@ -1,4 +1,5 @@
-// Time as a parameter. Deadlines and intervals use Uptime(); WallTime() is for display and names only.
+// Time as a parameter. Deadlines and intervals use Uptime(); WallTime() is for display and names
+// only.
 #pragma once
 
 #include <cstdint>
@@ -15,7 +16,8 @@ class Clock {
  public:
   virtual ~Clock() = default;
 
-  // Time since an arbitrary start; never goes back. The same origin as MonotonicNanos() for the real clock.
+  // Time since an arbitrary start; never goes back. The same origin as MonotonicNanos() for the
+  // real clock.
   virtual absl::Duration Uptime() = 0;
   virtual absl::Time WallTime() = 0;
   // Blocks the calling thread; a simulated clock returns once it was advanced far enough.

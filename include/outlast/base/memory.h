@@ -20,8 +20,8 @@ class Mapping {
   // Maps `bytes` of `fd` from its start, shared. Read-only maps fault on a write.
   static absl::StatusOr<Mapping> Shared(int fd, size_t bytes);
   static absl::StatusOr<Mapping> SharedReadOnly(int fd, size_t bytes);
-  // Private zeroed memory; huge pages are asked for, and every page is touched now: the first copy into it runs at full
-  // speed (fresh 4 KiB pages cost 9-13 times as much).
+  // Private zeroed memory; huge pages are asked for, and every page is touched now: the first copy
+  // into it runs at full speed (fresh 4 KiB pages cost 9-13 times as much).
   static absl::StatusOr<Mapping> Anonymous(size_t bytes);
 
   std::span<std::byte> bytes() const { return {data_, size_}; }
@@ -36,8 +36,8 @@ class Mapping {
   size_t size_ = 0;
 };
 
-// A memfd of `bytes`, allocated (so a later touch cannot fail) and sealed against shrinking and growing.
-// kResourceExhausted: no memory, with the size wanted.
+// A memfd of `bytes`, allocated (so a later touch cannot fail) and sealed against shrinking and
+// growing. kResourceExhausted: no memory, with the size wanted.
 absl::StatusOr<UniqueFd> MakeSealedMemory(const char* name, size_t bytes);
 
 }  // namespace outlast

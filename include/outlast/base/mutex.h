@@ -1,5 +1,5 @@
-// A thin wrapper over std::mutex with Clang's thread-safety annotations. Not absl::Mutex: Debian's is a shared library
-// without instrumentation, and gives false races under ThreadSanitizer.
+// A thin wrapper over std::mutex with Clang's thread-safety annotations. Not absl::Mutex: Debian's
+// is a shared library without instrumentation, and gives false races under ThreadSanitizer.
 #pragma once
 
 #include <chrono>
@@ -24,7 +24,9 @@ class ABSL_LOCKABLE Mutex {
 // Holds a Mutex for a scope.
 class ABSL_SCOPED_LOCKABLE MutexLock {
  public:
-  explicit MutexLock(Mutex& mutex) ABSL_EXCLUSIVE_LOCK_FUNCTION(mutex) : mutex_(mutex) { mutex_.Lock(); }
+  explicit MutexLock(Mutex& mutex) ABSL_EXCLUSIVE_LOCK_FUNCTION(mutex) : mutex_(mutex) {
+    mutex_.Lock();
+  }
   ~MutexLock() ABSL_UNLOCK_FUNCTION() { mutex_.Unlock(); }
   MutexLock(const MutexLock&) = delete;
   MutexLock& operator=(const MutexLock&) = delete;
@@ -33,7 +35,8 @@ class ABSL_SCOPED_LOCKABLE MutexLock {
   Mutex& mutex_;
 };
 
-// A condition variable for Mutex. Waits may wake without cause: call them in a loop over the condition.
+// A condition variable for Mutex. Waits may wake without cause: call them in a loop over the
+// condition.
 class CondVar {
  public:
   void NotifyOne() { condition_.notify_one(); }

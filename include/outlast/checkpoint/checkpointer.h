@@ -1,5 +1,5 @@
-// Asynchronous, atomic checkpoints of a trainer's state: in memory that outlives the process each step, on disk at a
-// cadence.
+// Asynchronous, atomic checkpoints of a trainer's state: in memory that outlives the process each
+// step, on disk at a cadence.
 #pragma once
 
 #include <cstdint>
@@ -19,9 +19,9 @@ class Run;
 // How often.
 class Every {
  public:
-  // As often as it is worth its cost: memory each step while that costs under 1 % of one, disk at sqrt(2 C M) (Young 1974,
-  // with C the step time that a save adds, or its write time while that is unknown, and M the mean time between
-  // interruptions), at least once in 30 minutes.
+  // As often as it is worth its cost: memory each step while that costs under 1 % of one, disk at
+  // sqrt(2 C M) (Young 1974, with C the step time that a save adds, or its write time while that is
+  // unknown, and M the mean time between interruptions), at least once in 30 minutes.
   static Every Auto() { return Every(0); }
   // At each step that `steps` divides; at least 1.
   static Every Steps(int64_t steps) { return Every(steps); }
@@ -35,60 +35,66 @@ class Every {
 };
 
 struct CheckpointerOptions {
-  std::string uri;                      // "file:///ckpt/my-run" or a path: the root
-  Every every = Every::Auto();          // the disk
+  std::string uri;                       // "file:///ckpt/my-run" or a path: the root
+  Every every = Every::Auto();           // the disk
   Every snapshot_every = Every::Auto();  // memory
-  int keep_last = 3;                    // checkpoints on disk that retention spares; at least 1
-  // Start from step 0 in a root that holds checkpoints, without restoring (also `outlast run --fresh`).
+  int keep_last = 3;                     // checkpoints on disk that retention spares; at least 1
+  // Start from step 0 in a root that holds checkpoints, without restoring (also `outlast run
+  // --fresh`).
   enum class Start : uint8_t { kResume, kFresh } start = Start::kResume;
-  std::string job;                      // the job's name; empty: `outlast run --job`, else the root's id
-  int buffers = 0;                      // snapshots held per rank, 2 or 3; 0: 3 where they fit in half of the memory
+  std::string job;  // the job's name; empty: `outlast run --job`, else the root's id
+  int buffers = 0;  // snapshots held per rank, 2 or 3; 0: 3 where they fit in half of the memory
   absl::Duration stall_limit = absl::Seconds(8);  // a snapshot not copied by then is given up
 };
 
 struct CheckpointStats {
-  int64_t sealed = 0;           // snapshots
-  int64_t skipped = 0;          // snapshots that found no free buffer
-  int64_t durable_step = 0;     // the newest step known to be on disk
-  int64_t failed_saves = 0;     // disk
-  int64_t stall_ns = 0;         // in BeforeUpdate and SaveIfDue, in all
-  std::string restored_from;    // "memory", "live", "disk" or "" (step 0)
+  int64_t sealed = 0;         // snapshots
+  int64_t skipped = 0;        // snapshots that found no free buffer
+  int64_t durable_step = 0;   // the newest step known to be on disk
+  int64_t failed_saves = 0;   // disk
+  int64_t stall_ns = 0;       // in BeforeUpdate and SaveIfDue, in all
+  std::string restored_from;  // "memory", "live", "disk" or "" (step 0)
 };
 
 // One a rank. Calls come from the trainer's thread; stats() from any. Owns one copier thread.
 //
-// A snapshot holds every region as it was when SaveIfDue was called. Regions of kind kStable are copied under the next
-// forward and backward pass; BeforeUpdate finishes the copy. Until BeforeUpdate was called once, and whenever a trainer
-// skips it, all is copied in SaveIfDue: slower, never wrong.
+// A snapshot holds every region as it was when SaveIfDue was called. Regions of kind kStable are
+// copied under the next forward and backward pass; BeforeUpdate finishes the copy. Until
+// BeforeUpdate was called once, and whenever a trainer skips it, all is copied in SaveIfDue:
+// slower, never wrong.
 class Checkpointer {
  public:
-  // Opens the root for this run. All ranks give the same options. kInvalidArgument: an option that cannot be, named.
-  // kFailedPrecondition: another run owns the root and still beats; or the root is another job's (the agent ends the job
-  // with 85). Blocks on the disk; at most some 15 s for the owner's beat.
+  // Opens the root for this run. All ranks give the same options. kInvalidArgument: an option that
+  // cannot be, named. kFailedPrecondition: another run owns the root and still beats; or the root
+  // is another job's (the agent ends the job with 85). Blocks on the disk; at most some 15 s for
+  // the owner's beat.
   static absl::StatusOr<std::unique_ptr<Checkpointer>> Open(Run& run, CheckpointerOptions options);
   ~Checkpointer();
 
-  // Copies the newest step that all ranks have into `state`, and returns that step; 0 when there is none. Memory first,
-  // then disk; a source whose bytes do not match their checksums on any rank is given up by all ranks together. Regions
-  // are matched by name, and each must have the saved dtype and shape.
-  // kInvalidArgument: names, dtypes or shapes differ, with the lists. kDataLoss: checkpoints exist, and none restores,
-  // with every candidate and its reason. kAborted: the generation ended.
+  // Copies the newest step that all ranks have into `state`, and returns that step; 0 when there is
+  // none. Memory first, then disk; a source whose bytes do not match their checksums on any rank is
+  // given up by all ranks together. Regions are matched by name, and each must have the saved dtype
+  // and shape. kInvalidArgument: names, dtypes or shapes differ, with the lists. kDataLoss:
+  // checkpoints exist, and none restores, with every candidate and its reason. kAborted: the
+  // generation ended.
   absl::StatusOr<int64_t> Restore(const StateView& state);
-  // The extras of the restored step (of this rank, or of rank 0 when the world had fewer); empty at step 0.
+  // The extras of the restored step (of this rank, or of rank 0 when the world had fewer); empty at
+  // step 0.
   const Extras& restored_extras() const;
 
-  // Call it right before the update changes `kStable` regions: waits until the running snapshot has copied them.
-  // kAborted: the generation ended; nothing of this step may be kept.
+  // Call it right before the update changes `kStable` regions: waits until the running snapshot has
+  // copied them. kAborted: the generation ended; nothing of this step may be kept.
   absl::Status BeforeUpdate();
-  // The state is whole and of `step`: begins a snapshot if one is due. `state`'s memory must stay readable until the next
-  // BeforeUpdate, SaveIfDue, Release or destruction. Never fails because of a disk: failed saves are counted, and
-  // reported once on stderr. kAborted: the generation ended, or an agreed stop's step was saved.
-  // kInvalidArgument: the table of regions changed.
+  // The state is whole and of `step`: begins a snapshot if one is due. `state`'s memory must stay
+  // readable until the next BeforeUpdate, SaveIfDue, Release or destruction. Never fails because of
+  // a disk: failed saves are counted, and reported once on stderr. kAborted: the generation ended,
+  // or an agreed stop's step was saved. kInvalidArgument: the table of regions changed.
   absl::Status SaveIfDue(int64_t step, const StateView& state);
   // Finishes the running copy now: the owner is about to free or change a region.
   absl::Status Release();
-  // Saves `step` if it is not saved yet, and waits until it is durable. kResourceExhausted, kUnavailable ...: it could
-  // not be made durable, and why (the job will end with 88). Deadline: 60 s + bytes / (50 MB/s), then kDeadlineExceeded.
+  // Saves `step` if it is not saved yet, and waits until it is durable. kResourceExhausted,
+  // kUnavailable ...: it could not be made durable, and why (the job will end with 88). Deadline:
+  // 60 s + bytes / (50 MB/s), then kDeadlineExceeded.
   absl::Status Finish(int64_t step, const StateView& state);
 
   CheckpointStats stats() const;

@@ -1,10 +1,12 @@
-// How many floating-point operations a training step is worth, and by which convention that was counted.
+// How many floating-point operations a training step is worth, and by which convention that was
+// counted.
 //
-// Rule (2 FLOPs a multiply-add, backward = 2 x forward): training FLOPs a token = 6 * weights of every GEMM that the
-// token passes + attention's core. Counted: query, key, value and output projections, the MLP, the head (also when its
-// weights are tied to the embedding). Not counted: the embedding gather, positions, norms, biases, softmax, rope.
-// The core is 12 * layers * heads * head_dim * sequence with full attention and half of that with causal attention (the
-// exact causal factor is (S+1)/2S; S/2 is what everybody who counts causal uses).
+// Rule (2 FLOPs a multiply-add, backward = 2 x forward): training FLOPs a token = 6 * weights of
+// every GEMM that the token passes + attention's core. Counted: query, key, value and output
+// projections, the MLP, the head (also when its weights are tied to the embedding). Not counted:
+// the embedding gather, positions, norms, biases, softmax, rope. The core is 12 * layers * heads *
+// head_dim * sequence with full attention and half of that with causal attention (the exact causal
+// factor is (S+1)/2S; S/2 is what everybody who counts causal uses).
 #pragma once
 
 #include <cstdint>
@@ -16,7 +18,8 @@
 
 namespace outlast {
 
-// kCausal counts the keys that a token may see, kFull all of them: 12.5 % apart for an 8B model at 8192 tokens.
+// kCausal counts the keys that a token may see, kFull all of them: 12.5 % apart for an 8B model at
+// 8192 tokens.
 enum class AttentionCount { kCausal, kFull };
 
 // What the backward pass runs again. Model FLOPs never change by it, hardware FLOPs do.
@@ -72,12 +75,12 @@ struct DenseTransformerShape {
   int64_t sequence = 0;
 };
 
-// A plain multi-layer perceptron: `widths` = {input, hidden ..., output}. An embedding that is gathered in front of it
-// costs no GEMM and is not counted.
+// A plain multi-layer perceptron: `widths` = {input, hidden ..., output}. An embedding that is
+// gathered in front of it costs no GEMM and is not counted.
 struct MlpShape {
   std::vector<int64_t> widths;
-  // False when nothing below the first layer is trained: its GEMM then has no gradient for its input, and costs 2 units
-  // (forward, weight gradient) instead of 3.
+  // False when nothing below the first layer is trained: its GEMM then has no gradient for its
+  // input, and costs 2 units (forward, weight gradient) instead of 3.
   bool input_has_gradient = true;
 };
 
@@ -89,10 +92,13 @@ struct FlopOptions {
 };
 
 // FLOPs a token of `shape`, trained at shape.sequence.
-// kInvalidArgument: a size below 1, or kv_heads that does not divide heads. kOutOfRange: the count passes 2^63.
-absl::StatusOr<FlopCount> FlopsOf(const DenseTransformerShape& shape, const FlopOptions& options = {});
+// kInvalidArgument: a size below 1, or kv_heads that does not divide heads. kOutOfRange: the count
+// passes 2^63.
+absl::StatusOr<FlopCount> FlopsOf(const DenseTransformerShape& shape,
+                                  const FlopOptions& options = {});
 
-// FLOPs a sample of `shape`. kInvalidArgument: fewer than two widths, or a width below 1. kOutOfRange as above.
+// FLOPs a sample of `shape`. kInvalidArgument: fewer than two widths, or a width below 1.
+// kOutOfRange as above.
 absl::StatusOr<FlopCount> FlopsOf(const MlpShape& shape);
 
 // What is known of a model whose shape is not: all weights, and the attention.
@@ -105,15 +111,18 @@ struct ParameterCount {
   int64_t sequence = 0;
 };
 
-// 6 N + 12 L h S (full) or 6 N + 6 L h S (causal) FLOPs a token: the form of PaLM (arXiv 2204.02311, appendix B), nanoGPT
-// and llm-foundry. The embedding counts, as N holds it. Errors as FlopsOf.
+// 6 N + 12 L h S (full) or 6 N + 6 L h S (causal) FLOPs a token: the form of PaLM (arXiv
+// 2204.02311, appendix B), nanoGPT and llm-foundry. The embedding counts, as N holds it. Errors as
+// FlopsOf.
 absl::StatusOr<FlopCount> FlopsOfParameters(const ParameterCount& count,
                                             AttentionCount attention = AttentionCount::kFull);
 
-// Training FLOPs of documents of `lengths` tokens that share sequences without attending to each other: the core grows
-// with the sum of squares, never with the square of the sum. shape.sequence is ignored. Model FLOPs, as a double: the
-// total of a large step passes 2^63. Errors as FlopsOf, and kInvalidArgument for a length below 1.
-absl::StatusOr<double> PackedFlops(const DenseTransformerShape& shape, std::span<const int64_t> lengths,
+// Training FLOPs of documents of `lengths` tokens that share sequences without attending to each
+// other: the core grows with the sum of squares, never with the square of the sum. shape.sequence
+// is ignored. Model FLOPs, as a double: the total of a large step passes 2^63. Errors as FlopsOf,
+// and kInvalidArgument for a length below 1.
+absl::StatusOr<double> PackedFlops(const DenseTransformerShape& shape,
+                                   std::span<const int64_t> lengths,
                                    const FlopOptions& options = {});
 
 }  // namespace outlast

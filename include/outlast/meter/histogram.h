@@ -1,5 +1,5 @@
-// Distributions of step times: exact over what is held, and a log histogram that merges across ranks and time.
-// A percentile of percentiles is not a percentile: merge histograms instead.
+// Distributions of step times: exact over what is held, and a log histogram that merges across
+// ranks and time. A percentile of percentiles is not a percentile: merge histograms instead.
 #pragma once
 
 #include <array>
@@ -10,12 +10,13 @@
 
 namespace outlast {
 
-// The smallest value that at least `fraction` (0..1) of `values` do not exceed (nearest rank): exact, O(n), and reorders
-// `values`. Empty: none.
+// The smallest value that at least `fraction` (0..1) of `values` do not exceed (nearest rank):
+// exact, O(n), and reorders `values`. Empty: none.
 std::optional<int64_t> ExactPercentile(std::span<int64_t> values, double fraction);
 
-// Counts durations in buckets whose bounds grow by 2 %, from 1 us to a day; what lies outside goes to the first or last
-// bucket. A percentile read from it is off by at most 1 %. About 10 KB; merging adds the counts. Not for concurrent use.
+// Counts durations in buckets whose bounds grow by 2 %, from 1 us to a day; what lies outside goes
+// to the first or last bucket. A percentile read from it is off by at most 1 %. About 10 KB;
+// merging adds the counts. Not for concurrent use.
 class LogHistogram {
  public:
   // ln(86400 s / 1 us) / ln(1.02), rounded up.

@@ -2,17 +2,20 @@
 //
 //   file    = record*
 //   record  = u32 bytes of payload, u32 CRC32C of payload, payload
-//   payload = u16 kind, u16 version (1), then the fields of the kind's struct below in the order of their declaration:
-//             integers and doubles little endian at their own width (enums as u8), an Id128 as its 16 bytes, a text as
-//             u16 length and that many bytes
-//   kinds   = 1 clock_domain  2 submit  3 up  4 down  5 commit  6 step  7 section  8 detected  9 rollback
+//   payload = u16 kind, u16 version (1), then the fields of the kind's struct below in the order of
+//   their declaration:
+//             integers and doubles little endian at their own width (enums as u8), an Id128 as its
+//             16 bytes, a text as u16 length and that many bytes
+//   kinds   = 1 clock_domain  2 submit  3 up  4 down  5 commit  6 step  7 section  8 detected  9
+//   rollback
 //             10 checkpoint  11 restore  12 cards  13 end  14 meter
 //
-// Cut at any byte, the file reads up to its last whole record. A newer version may append fields: readers skip what they
-// do not know, and kinds that they do not know. The first record is a clock_domain.
+// Cut at any byte, the file reads up to its last whole record. A newer version may append fields:
+// readers skip what they do not know, and kinds that they do not know. The first record is a
+// clock_domain.
 //
-// Times are nanoseconds of the agent's CLOCK_BOOTTIME. Key of a step: (job, run, generation, slot, step), so neither two
-// generations nor two invocations clash over one step number.
+// Times are nanoseconds of the agent's CLOCK_BOOTTIME. Key of a step: (job, run, generation, slot,
+// step), so neither two generations nor two invocations clash over one step number.
 #pragma once
 
 #include <cstdint>
@@ -30,9 +33,11 @@
 
 namespace outlast {
 
-// ---- The records -----------------------------------------------------------------------------------------------------
+// ---- The records
+// -----------------------------------------------------------------------------------------------------
 
-// One invocation, and how its clock relates to others. realtime_ns bridges two boots; nothing else uses it.
+// One invocation, and how its clock relates to others. realtime_ns bridges two boots; nothing else
+// uses it.
 struct ClockDomainEntry {
   Id128 job_id;  // zero while no checkpoint root is open
   Id128 run_id;
@@ -60,7 +65,8 @@ struct UpEntry {
   bool operator==(const UpEntry&) const = default;
 };
 
-// kFinished: it came to its end. kStopped: we ended it, for a stop or a restart. kFault: it died on its own.
+// kFinished: it came to its end. kStopped: we ended it, for a stop or a restart. kFault: it died on
+// its own.
 enum class DownCause : uint8_t { kFinished = 0, kStopped = 1, kFault = 2 };
 
 // A worker process is gone. generation: the one that it was in.
@@ -108,8 +114,10 @@ struct StepEntry {
   bool operator==(const StepEntry&) const = default;
 };
 
-// The agent's form of a step record: `boottime_minus_monotonic_ns` is what the two clocks of this boot are apart.
-StepEntry ToStepEntry(const StepRecord& record, int32_t slot, int32_t rank, int64_t boottime_minus_monotonic_ns);
+// The agent's form of a step record: `boottime_minus_monotonic_ns` is what the two clocks of this
+// boot are apart.
+StepEntry ToStepEntry(const StepRecord& record, int32_t slot, int32_t rank,
+                      int64_t boottime_minus_monotonic_ns);
 
 // Time outside of steps with a known purpose: eval, restore, compile, a blocking save.
 struct SectionEntry {
@@ -123,14 +131,17 @@ struct SectionEntry {
 
 // A fault was found, and ends `generation`.
 struct DetectedEntry {
-  int64_t time_ns = 0;           // of the decision
-  int64_t last_progress_ns = 0;  // when the culprit last moved; for a death, when it died. 0: not known
-  uint64_t generation = 0;       // that it ends
-  int32_t slot = 0;              // the culprit
+  int64_t time_ns = 0;  // of the decision
+  int64_t last_progress_ns =
+      0;                    // when the culprit last moved; for a death, when it died. 0: not known
+  uint64_t generation = 0;  // that it ends
+  int32_t slot = 0;         // the culprit
   int32_t rank = 0;
-  int64_t step = 0;         // that the culprit was in
-  std::string fault_class;  // "crash", "hang", "stopped", "preempt" (which is planned), "node lost" ...
-  std::string found;        // how: "pidfd: signal 9 (SIGKILL)", "rank 2 is stopped (state T) in backward" ...
+  int64_t step = 0;  // that the culprit was in
+  std::string
+      fault_class;  // "crash", "hang", "stopped", "preempt" (which is planned), "node lost" ...
+  std::string
+      found;  // how: "pidfd: signal 9 (SIGKILL)", "rank 2 is stopped (state T) in backward" ...
   bool operator==(const DetectedEntry&) const = default;
 };
 
@@ -139,7 +150,8 @@ enum class StateSource : uint8_t { kUnknown = 0, kNothing = 1, kMemory = 2, kPee
 
 std::string_view ToString(StateSource source);
 
-// `generation` goes on from an older step than the one that was reached. Both are "the next step to run".
+// `generation` goes on from an older step than the one that was reached. Both are "the next step to
+// run".
 struct RollbackEntry {
   int64_t time_ns = 0;
   uint64_t generation = 0;  // the new one
@@ -192,35 +204,37 @@ struct EndEntry {
 struct MeterEntry {
   int64_t time_ns = 0;
   int32_t slot = 0;
-  int64_t flops_per_unit = 0;  // 0: unknown
+  int64_t flops_per_unit = 0;        // 0: unknown
   double peak_flops_per_second = 0;  // of this rank's device; 0: unknown
-  std::string flops_text;  // "a token; causal attention, ...; formula: ..."
-  std::string peak_text;   // with its source, or "unknown peak (reason)"
+  std::string flops_text;            // "a token; causal attention, ...; formula: ..."
+  std::string peak_text;             // with its source, or "unknown peak (reason)"
   bool operator==(const MeterEntry&) const = default;
 };
 
 // In the order of their kinds: an entry's kind is its index + 1.
-using LedgerEntry =
-    std::variant<ClockDomainEntry, SubmitEntry, UpEntry, DownEntry, CommitEntry, StepEntry, SectionEntry, DetectedEntry,
-                 RollbackEntry, CheckpointEntry, RestoreEntry, CardsEntry, EndEntry, MeterEntry>;
+using LedgerEntry = std::variant<ClockDomainEntry, SubmitEntry, UpEntry, DownEntry, CommitEntry,
+                                 StepEntry, SectionEntry, DetectedEntry, RollbackEntry,
+                                 CheckpointEntry, RestoreEntry, CardsEntry, EndEntry, MeterEntry>;
 
-// ---- The file --------------------------------------------------------------------------------------------------------
+// ---- The file
+// --------------------------------------------------------------------------------------------------------
 
 // Appends to a ledger. One thread.
 class LedgerWriter {
  public:
-  // Creates `path`, or goes on behind the last whole record of what is there. Errors as open(2); kDataLoss: there is a
-  // file that is no ledger.
+  // Creates `path`, or goes on behind the last whole record of what is there. Errors as open(2);
+  // kDataLoss: there is a file that is no ledger.
   static absl::StatusOr<LedgerWriter> Open(const std::string& path);
 
-  // Appends with one write(2), so that a kill leaves whole records and at most one that is cut. Not synced: it survives
-  // the process, not the machine. After an error (a full disk) nothing of `entries` is in the file, and a later call may
-  // succeed.
+  // Appends with one write(2), so that a kill leaves whole records and at most one that is cut. Not
+  // synced: it survives the process, not the machine. After an error (a full disk) nothing of
+  // `entries` is in the file, and a later call may succeed.
   absl::Status Append(std::span<const LedgerEntry> entries);
   absl::Status Append(const LedgerEntry& entry) { return Append({&entry, 1}); }
 
  private:
-  LedgerWriter(UniqueFd fd, std::string path, int64_t size) : fd_(std::move(fd)), path_(std::move(path)), size_(size) {}
+  LedgerWriter(UniqueFd fd, std::string path, int64_t size)
+      : fd_(std::move(fd)), path_(std::move(path)), size_(size) {}
 
   UniqueFd fd_;
   std::string path_;
@@ -237,7 +251,8 @@ struct LedgerRead {
 // Reads what is whole in `bytes`, which may be anything.
 LedgerRead ParseLedger(std::span<const std::byte> bytes);
 
-// The same for a file. kNotFound: no such file. kDataLoss: it has bytes but starts with no clock_domain record.
+// The same for a file. kNotFound: no such file. kDataLoss: it has bytes but starts with no
+// clock_domain record.
 absl::StatusOr<LedgerRead> ReadLedger(const std::string& path);
 
 // The record's bytes as they are in the file.

@@ -1,12 +1,14 @@
-// Measures the trainer's steps: phases, tokens, FLOPs, into the step log of the rank's black box, where they outlive it.
+// Measures the trainer's steps: phases, tokens, FLOPs, into the step log of the rank's black box,
+// where they outlive it.
 //
-//   OUTLAST_ASSIGN_OR_RETURN(auto meter, outlast::Meter::Start(*run, {.flops = outlast::FlopsOf(shape)}));
-//   auto scope = meter->Step(step);             // ends with the scope
+//   OUTLAST_ASSIGN_OR_RETURN(auto meter, outlast::Meter::Start(*run, {.flops =
+//   outlast::FlopsOf(shape)})); auto scope = meter->Step(step);             // ends with the scope
 //   scope.Enter(outlast::Phase::kForward);
 //   scope.Count({.real = 8100, .padded = 8192, .loss = 8000, .samples = 4});
 //
-// The step path takes no lock, allocates nothing, waits for no device and makes no system call: it reads the clock and
-// stores. A phase also opens a section in the black box, so a trainer that is metered is watched.
+// The step path takes no lock, allocates nothing, waits for no device and makes no system call: it
+// reads the clock and stores. A phase also opens a section in the black box, so a trainer that is
+// metered is watched.
 #pragma once
 
 #include <cstdint>
@@ -28,7 +30,8 @@ class Meter;
 class Run;
 
 struct MeterOptions {
-  // FLOPs a token or a sample; FlopsOf's error comes out of Start. Left out: unknown, then there is no MFU.
+  // FLOPs a token or a sample; FlopsOf's error comes out of Start. Left out: unknown, then there is
+  // no MFU.
   absl::StatusOr<FlopCount> flops = FlopCount{};
   // The peak of this rank's device. Unknown is fine: FLOP/s are shown, MFU is not.
   Peak peak;
@@ -46,9 +49,10 @@ struct StepCounts {
 
 // One step under way; what Meter::Step returns. The trainer's thread only.
 //
-// Time before the first Enter, and in Phase::kUser, counts as forward. kCommWait counts as collective wait and, as it lies
-// inside them, as the forward, backward or optimizer phase that was left for it. kCheckpointSnapshot and kCheckpointWrite
-// are the checkpoint stall. Other phases (kEval, kCompile ...) are part of the step's time and of none of its parts.
+// Time before the first Enter, and in Phase::kUser, counts as forward. kCommWait counts as
+// collective wait and, as it lies inside them, as the forward, backward or optimizer phase that was
+// left for it. kCheckpointSnapshot and kCheckpointWrite are the checkpoint stall. Other phases
+// (kEval, kCompile ...) are part of the step's time and of none of its parts.
 class StepScope {
  public:
   StepScope(const StepScope&) = delete;
@@ -78,8 +82,8 @@ class StepScope {
   SectionDepth section_ = 0;
 };
 
-// Whole steps since the window began: at the meter's start, after a step with evaluation in it, in a new generation, and
-// where RestartWindow was called. So a resume or a pause never bends a rate.
+// Whole steps since the window began: at the meter's start, after a step with evaluation in it, in
+// a new generation, and where RestartWindow was called. So a resume or a pause never bends a rate.
 struct MeterWindow {
   int64_t steps = 0;
   int64_t time_ns = 0;  // of these steps, without checkpoint stalls; the steady clock's
@@ -98,7 +102,8 @@ class Meter {
  public:
   // Borrows `run`. kInvalidArgument and kOutOfRange: what is wrong with which option.
   static absl::StatusOr<std::unique_ptr<Meter>> Start(Run& run, MeterOptions options = {});
-  // The same over a black box; `progress` is the writer that the thread's other sections use. Borrows both.
+  // The same over a black box; `progress` is the writer that the thread's other sections use.
+  // Borrows both.
   static absl::StatusOr<std::unique_ptr<Meter>> Start(Segment& black_box, ProgressWriter& progress,
                                                       MeterOptions options = {});
 
@@ -107,8 +112,8 @@ class Meter {
 
   const MeterWindow& window() const { return window_; }
   void RestartWindow() { window_ = {}; }
-  // The window's MFU, 0..1, by flops().convention; above 1 an input is wrong, and it is shown all the same. None: no whole
-  // step yet, or FLOPs or peak are unknown.
+  // The window's MFU, 0..1, by flops().convention; above 1 an input is wrong, and it is shown all
+  // the same. None: no whole step yet, or FLOPs or peak are unknown.
   std::optional<double> mfu() const;
 
   const FlopCount& flops() const { return flops_; }
@@ -135,7 +140,8 @@ class Meter {
   uint64_t window_generation_ = 0;
 };
 
-// What the meter of a rank counts by, as its black box tells; none: no meter was started. Its time is left at 0.
+// What the meter of a rank counts by, as its black box tells; none: no meter was started. Its time
+// is left at 0.
 std::optional<MeterEntry> ReadMeterEntry(const SegmentView& black_box);
 
 }  // namespace outlast

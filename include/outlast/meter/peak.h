@@ -1,8 +1,8 @@
-// The dense peak of an accelerator: what MFU divides by. A name that the table lacks has no peak; nothing is guessed, and
-// no other card's number stands in.
+// The dense peak of an accelerator: what MFU divides by. A name that the table lacks has no peak;
+// nothing is guessed, and no other card's number stands in.
 //
-// A device is one "as the runtime numbers it": a GCD of an MI250X, a core of a TPU v3. Structured sparsity doubles the
-// number in NVIDIA's sheets and is never used here.
+// A device is one "as the runtime numbers it": a GCD of an MI250X, a core of a TPU v3. Structured
+// sparsity doubles the number in NVIDIA's sheets and is never used here.
 #pragma once
 
 #include <optional>
@@ -30,11 +30,11 @@ struct PeakEntry {
   std::string source;
 };
 
-// Looks `device_name` up as its driver spells it, such as "NVIDIA A100-SXM4-80GB": the name is split into lower-case words,
-// and a row fits only if it explains every word. "RTX 4090 Laptop GPU" is not an RTX 4090.
-// A MIG slice ("... MIG 3g.40gb") is its share of the whole card's multiprocessors, by sevenths.
-// kNotFound: no row fits, or sources contradict each other so far that none is believed. kInvalidArgument: the device has
-// no such type, as bf16 on a V100.
+// Looks `device_name` up as its driver spells it, such as "NVIDIA A100-SXM4-80GB": the name is
+// split into lower-case words, and a row fits only if it explains every word. "RTX 4090 Laptop GPU"
+// is not an RTX 4090. A MIG slice ("... MIG 3g.40gb") is its share of the whole card's
+// multiprocessors, by sevenths. kNotFound: no row fits, or sources contradict each other so far
+// that none is believed. kInvalidArgument: the device has no such type, as bf16 on a V100.
 absl::StatusOr<PeakEntry> FindPeak(std::string_view device_name, ComputeType type);
 
 // A peak to divide by, or the reason why there is none.

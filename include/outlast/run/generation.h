@@ -21,30 +21,34 @@ class RunState;
 class Generation {
  public:
   explicit Generation(std::shared_ptr<RunState> state, uint64_t number, int rank, int world);
-  ~Generation();  // joins the callbacks that ran; one that blocks for ever is left to the agent, which replaces the process
+  ~Generation();  // joins the callbacks that ran; one that blocks for ever is left to the agent,
+                  // which replaces the process
 
   uint64_t number() const { return number_; }
   int rank() const { return rank_; }
   int world() const { return world_; }
 
-  // OK while this generation stands. kAborted: a peer came or went, or a stop was agreed and its step is saved; unwind
-  // to ForEachGeneration, which decides what is next. Two loads; call it once a step or more.
+  // OK while this generation stands. kAborted: a peer came or went, or a stop was agreed and its
+  // step is saved; unwind to ForEachGeneration, which decides what is next. Two loads; call it once
+  // a step or more.
   absl::Status Check() const;
   bool is_aborted() const { return !Check().ok(); }
 
-  // Runs `callback` once, on a thread of its own, when the generation is aborted (at once if it is already): break what
-  // blocks the trainer, such as communicators. It may block: a survivor that is not back in ForEachGeneration within the
-  // grace (10 s) is replaced by a new process. What it captures must live as long as the body's call.
+  // Runs `callback` once, on a thread of its own, when the generation is aborted (at once if it is
+  // already): break what blocks the trainer, such as communicators. It may block: a survivor that
+  // is not back in ForEachGeneration within the grace (10 s) is replaced by a new process. What it
+  // captures must live as long as the body's call.
   void OnAbort(std::function<void()> callback);
 
-  // A small key-value store of this generation alone, such as for an ncclUniqueId: up to 64 KiB a value, keys up to 256
-  // bytes. Put: kAlreadyExists when the key holds another value. Get waits until a peer has put the key.
-  // kDeadlineExceeded: nobody did within `timeout`, naming key and generation. kAborted: the generation ended.
+  // A small key-value store of this generation alone, such as for an ncclUniqueId: up to 64 KiB a
+  // value, keys up to 256 bytes. Put: kAlreadyExists when the key holds another value. Get waits
+  // until a peer has put the key. kDeadlineExceeded: nobody did within `timeout`, naming key and
+  // generation. kAborted: the generation ended.
   absl::Status Put(std::string_view key, std::string_view value);
   absl::StatusOr<std::string> Get(std::string_view key, absl::Duration timeout);
 
-  // Zeroed memory of `bytes` that all ranks of this machine share in this generation under `name`. The first call makes
-  // it; kInvalidArgument: a peer asked for another size.
+  // Zeroed memory of `bytes` that all ranks of this machine share in this generation under `name`.
+  // The first call makes it; kInvalidArgument: a peer asked for another size.
   absl::StatusOr<Mapping> SharedMemory(std::string_view name, size_t bytes);
 
  private:

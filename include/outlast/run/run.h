@@ -1,4 +1,5 @@
-// A trainer's membership of a job: joins the agent that started the process, or a world of one without an agent.
+// A trainer's membership of a job: joins the agent that started the process, or a world of one
+// without an agent.
 #pragma once
 
 #include <cstdint>
@@ -26,18 +27,21 @@ class RunState;
 class Segment;
 
 struct RunOptions {
-  // Where rank, world and the agent's socket come from; unset: the process's environment (WorkerEnvironment::FromProcess).
+  // Where rank, world and the agent's socket come from; unset: the process's environment
+  // (WorkerEnvironment::FromProcess).
   std::optional<WorkerEnvironment> environment;
   absl::Duration join_timeout = absl::Seconds(60);
 };
 
-// One a process (a test may hold several: LocalWorld). Safe for concurrent use, but for ForEachGeneration, which one
-// thread calls. Owns a background thread that reads the agent's messages.
+// One a process (a test may hold several: LocalWorld). Safe for concurrent use, but for
+// ForEachGeneration, which one thread calls. Owns a background thread that reads the agent's
+// messages.
 class Run {
  public:
-  // kDeadlineExceeded: the agent did not answer. kFailedPrecondition: another protocol version, naming both.
-  // kInvalidArgument: a contradictory environment. Without an agent it is a world of one (or, under another launcher's
-  // RANK and WORLD_SIZE, one line says which abilities need `outlast run`).
+  // kDeadlineExceeded: the agent did not answer. kFailedPrecondition: another protocol version,
+  // naming both. kInvalidArgument: a contradictory environment. Without an agent it is a world of
+  // one (or, under another launcher's RANK and WORLD_SIZE, one line says which abilities need
+  // `outlast run`).
   static absl::StatusOr<std::unique_ptr<Run>> Join(const RunOptions& options = {});
   ~Run();
 
@@ -49,30 +53,33 @@ class Run {
   // RUN_DIR of the agent; empty without one.
   const std::string& run_dir() const;
 
-  // Runs `body` once a generation, until it returns OK (returned), fails with another code than kAborted (returned), or a
-  // stop was agreed and saved (returns OK, and stopped() is true).
+  // Runs `body` once a generation, until it returns OK (returned), fails with another code than
+  // kAborted (returned), or a stop was agreed and saved (returns OK, and stopped() is true).
   absl::Status ForEachGeneration(const std::function<absl::Status(Generation&)>& body);
   bool stopped() const;
 
-  // Somebody asked the job to stop (SIGTERM, ...), and the step is being agreed on or saved. One load; any thread.
+  // Somebody asked the job to stop (SIGTERM, ...), and the step is being agreed on or saved. One
+  // load; any thread.
   bool StopRequested() const;
 
-  // Opens a section of work that the watchdog judges by its own limit; ends with the scope. Main thread.
+  // Opens a section of work that the watchdog judges by its own limit; ends with the scope. Main
+  // thread.
   SectionScope Section(std::string_view name, const SectionOptions& options = {});
 
-  // --- For the other core modules -------------------------------------------------------------------------------------
+  // --- For the other core modules
+  // -------------------------------------------------------------------------------------
   Segment& black_box();
   ProgressWriter& progress();
   Link& link();
-  // In a world of one without agent: makes an extension on the in-process keeper's thread, which keeps it until the run
-  // ends. False, and nothing done, where an agent has the extensions.
+  // In a world of one without agent: makes an extension on the in-process keeper's thread, which
+  // keeps it until the run ends. False, and nothing done, where an agent has the extensions.
   bool AttachToLocalKeeper(const std::function<std::unique_ptr<KeeperExtension>(Keeper&)>& make);
   // The generation whose body runs, 0 outside. And whether it was aborted.
   uint64_t generation() const;
   bool is_aborted() const;
-  // The trainer finished `step` and its state is whole: records it, and tells whether an agreed stop wants a save here.
-  // Blocks (up to the stop's deadline) only when a stop at exactly this step awaits its GO.
-  // kAborted: the generation ended.
+  // The trainer finished `step` and its state is whole: records it, and tells whether an agreed
+  // stop wants a save here. Blocks (up to the stop's deadline) only when a stop at exactly this
+  // step awaits its GO. kAborted: the generation ended.
   enum class StepVerdict { kGoOn, kSaveAndStop };
   absl::StatusOr<StepVerdict> CompleteStep(int64_t step);
   // The stop's step was sealed: from now on Check() returns kAborted and ForEachGeneration ends.

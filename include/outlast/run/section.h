@@ -11,8 +11,9 @@ namespace outlast {
 
 struct SectionOptions {
   Phase phase = Phase::kUser;
-  // A declared limit is firm; unset: the watchdog learns one. Zero and negative are refused (the section then has none
-  // declared, and a line says so); absl::InfiniteDuration() switches the limit off.
+  // A declared limit is firm; unset: the watchdog learns one. Zero and negative are refused (the
+  // section then has none declared, and a line says so); absl::InfiniteDuration() switches the
+  // limit off.
   std::optional<absl::Duration> limit;
 };
 
@@ -21,7 +22,9 @@ class SectionScope {
  public:
   SectionScope() = default;
   SectionScope(ProgressWriter* progress, SectionDepth depth) : progress_(progress), depth_(depth) {}
-  SectionScope(SectionScope&& other) noexcept : progress_(other.progress_), depth_(other.depth_) { other.progress_ = nullptr; }
+  SectionScope(SectionScope&& other) noexcept : progress_(other.progress_), depth_(other.depth_) {
+    other.progress_ = nullptr;
+  }
   SectionScope& operator=(SectionScope&&) = delete;
   ~SectionScope();
 

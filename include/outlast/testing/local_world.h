@@ -25,7 +25,8 @@ struct LocalWorldOptions {
   std::string run_dir;  // empty: none
   // Called on the keeper's thread before the job starts: attach extensions here.
   std::function<void(Keeper&)> prepare;
-  // Called on the keeper's thread when all ranks have ended, before the keeper goes: detach and destroy them here.
+  // Called on the keeper's thread when all ranks have ended, before the keeper goes: detach and
+  // destroy them here.
   std::function<void(Keeper&)> finish;
   // A world that is not done by then is ended: all ranks are killed.
   absl::Duration timeout = absl::Seconds(60);

@@ -7,10 +7,12 @@
 
 namespace outlast::testing {
 
-// Safe for concurrent use. SleepFor blocks until Advance has moved the clock past the sleeper's deadline.
+// Safe for concurrent use. SleepFor blocks until Advance has moved the clock past the sleeper's
+// deadline.
 class SimClock final : public Clock {
  public:
-  explicit SimClock(absl::Time wall = absl::FromUnixSeconds(1'700'000'000)) : wall_offset_(wall - absl::UnixEpoch()) {}
+  explicit SimClock(absl::Time wall = absl::FromUnixSeconds(1'700'000'000))
+      : wall_offset_(wall - absl::UnixEpoch()) {}
 
   absl::Duration Uptime() override;
   absl::Time WallTime() override;
