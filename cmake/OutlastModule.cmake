@@ -95,7 +95,6 @@ function(outlast_test name)
   target_include_directories(${name} PRIVATE "${PROJECT_SOURCE_DIR}/src" "${PROJECT_SOURCE_DIR}")
   target_link_libraries(${name} PRIVATE ${ARG_LINK} outlast::testing $<TARGET_NAME_IF_EXISTS:outlast::agent> outlast::core fmt::fmt
                         nlohmann_json::nlohmann_json GTest::gmock GTest::gtest_main)
-  target_compile_definitions(${name} PRIVATE OUTLAST_SOURCE_DIR="${PROJECT_SOURCE_DIR}")
   set(properties LABELS "${ARG_LABELS}" TIMEOUT ${ARG_TIMEOUT} SKIP_REGULAR_EXPRESSION "\\[  SKIPPED \\]")
   if(ARG_SERIAL)
     list(APPEND properties RUN_SERIAL ON)

@@ -6,6 +6,7 @@
 #include <random>
 
 #include "outlast/checkpoint/state.h"
+#include "tests/support/paths.h"
 #include "tests/checkpoint/disk_fixture.h"
 
 namespace outlast {
@@ -62,10 +63,7 @@ struct Fixture {
   std::string file, outcome, reason;
 };
 
-std::string SharedFolder() {
-  const char* given = getenv("OUTLAST_SHARED_DIR");
-  return given != nullptr ? given : OUTLAST_SOURCE_DIR "/../shared";
-}
+std::string SharedFolder() { return testing::SharedFolder().string(); }
 
 std::vector<Fixture> Fixtures() {
   std::vector<Fixture> fixtures;

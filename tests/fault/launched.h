@@ -23,6 +23,7 @@
 #include "outlast/base/clock.h"
 #include "outlast/base/fd.h"
 #include "outlast/testing/time_factor.h"
+#include "tests/support/paths.h"
 
 namespace outlast::testing {
 
@@ -31,6 +32,8 @@ inline constexpr bool kSanitized = true;
 #else
 inline constexpr bool kSanitized = false;
 #endif
+
+inline std::string ToolPath() { return BuildFolder() / "outlast"; }
 
 // kPipeUnread: a pipe whose other end is open and never read.
 enum class Output { kFile, kTerminal, kPipeToHead, kPipeUnread };
@@ -74,7 +77,7 @@ class Launched {
 
   // `outlast run ARGUMENTS`, in the folder; its output goes to "out" and "err".
   void Start(std::vector<std::string> arguments, Output output = Output::kFile) {
-    arguments.insert(arguments.begin(), {OUTLAST_TOOL, "run"});
+    arguments.insert(arguments.begin(), {ToolPath(), "run"});
     StartProgram(arguments, output);
   }
 

@@ -1,6 +1,7 @@
 // Expected values: worked out by hand from the rule in flops.h, or the published goldens that are
 // named.
 #include "outlast/meter/flops.h"
+#include "tests/support/paths.h"
 
 #include <gtest/gtest.h>
 
@@ -247,9 +248,7 @@ TEST(Flops, KeepTheirInvariantsForAnyShape) {
 // Rows of llm-foundry's benchmarking page. Its form is 6 N + 12 L h S with all parameters; HFU is
 // 4/3 of MFU with activation checkpointing.
 TEST(Flops, ReproduceEveryPublishedMptRowWithin0_01Points) {
-  const char* folder = std::getenv("OUTLAST_SHARED_DATA");
-  const std::string path =
-      std::string(folder ? folder : OUTLAST_SOURCE_DIR "/../shared/data") + "/mpt_216.csv";
+  const std::string path = (testing::SharedFolder() / "data/mpt_216.csv").string();
   std::ifstream file(path);
   if (!file) GTEST_SKIP() << "the table of published rows is not here: " << path;
   const auto peak_of = [](const std::string& gpu, const std::string& precision) {
