@@ -125,7 +125,6 @@ TEST(WorldOfOne, NeedsNothing) {
   EXPECT_EQ(run->rank(), 0);
   EXPECT_EQ(run->world(), 1);
   EXPECT_FALSE(run->has_agent());
-  EXPECT_NE(run->local_keeper(), nullptr);
   EXPECT_FALSE(run->run_id().is_zero());
   int bodies = 0;
   const absl::Status left = run->ForEachGeneration([&](Generation& generation) -> absl::Status {
