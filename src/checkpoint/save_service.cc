@@ -108,8 +108,7 @@ bool SaveService::OnMessage(int slot, Message& message) {
   }
 }
 
-// --- Opening
-// ----------------------------------------------------------------------------------------------------------
+// --- Opening ---
 
 void SaveService::OnOpenRoot(int slot, Message& message) {
   PayloadReader reader(message.payload);
@@ -200,8 +199,7 @@ void SaveService::BeatLater() {
   });
 }
 
-// --- Buffers
-// ----------------------------------------------------------------------------------------------------------
+// --- Buffers ---
 
 void SaveService::OnBuffers(int slot, Message& message) {
   PayloadReader reader(message.payload);
@@ -323,8 +321,7 @@ void SaveService::AnswerBuffers(const Waiter& waiter) {
   keeper_.Answer(waiter.slot, waiter.request, absl::OkStatus(), payload.bytes(), fds);
 }
 
-// --- Saves
-// ------------------------------------------------------------------------------------------------------------
+// --- Saves ---
 
 bool SaveService::is_pending(int64_t step) const {
   return collecting_.contains(step) || (queued_ && queued_->step == step) ||
@@ -533,8 +530,7 @@ void SaveService::ArmAutoSave() {
   });
 }
 
-// --- Generations
-// ------------------------------------------------------------------------------------------------------
+// --- Generations ---
 
 // The newest snapshot that every slot's buffers hold, by (generation, step).
 std::optional<SaveService::Common> SaveService::FindCommon() const {
@@ -643,8 +639,7 @@ int SaveService::members() const {
                                         [&](int slot) { return !keeper_.is_finished(slot); }));
 }
 
-// --- Restore
-// ----------------------------------------------------------------------------------------------------------
+// --- Restore ---
 
 void SaveService::OnChoose(int slot, const Message& message) {
   PayloadReader reader(message.payload);
@@ -797,8 +792,7 @@ void SaveService::CountVotes() {
   }
 }
 
-// --- Ends
-// -------------------------------------------------------------------------------------------------------------
+// --- Ends ---
 
 // The trainers may still be running: a pin either finds the snapshot that was read, or another one
 // is looked for.

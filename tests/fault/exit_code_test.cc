@@ -141,8 +141,7 @@ TEST(ExitCode, ComesWithTheLastLinesOfTheOneThatFailed) {
   EXPECT_THAT(job.Report()["root"]["last_lines"], HasSubstr("why: "));
 }
 
-// --- Bad input
-// --------------------------------------------------------------------------------------------------------
+// --- Bad input ---
 
 void ExpectRefused(std::vector<std::string> arguments, const std::string& line) {
   SCOPED_TRACE(::testing::PrintToString(arguments));
