@@ -154,22 +154,22 @@ void SaveService::OnOpenRoot(int slot, Message& message) {
       });
 }
 
+absl::Status SaveService::Adopt(absl::StatusOr<std::shared_ptr<Opened>> opened) {
+  OUTLAST_RETURN_IF_ERROR(opened.status());
+  const size_t bytes = SealTable::BytesFor(world_);
+  OUTLAST_ASSIGN_OR_RETURN(table_fd_, MakeSealedMemory("outlast-seals", bytes));
+  OUTLAST_ASSIGN_OR_RETURN(Mapping mapping, Mapping::Shared(table_fd_.get(), bytes));
+  table_ = std::make_unique<SealTable>(std::move(mapping), world_);
+  opened_ = *std::move(opened);
+  BeatLater();
+  return absl::OkStatus();
+}
+
 void SaveService::OnOpened(absl::StatusOr<std::shared_ptr<Opened>> opened) {
   opening_ = false;
-  if (opened.ok()) {
-    auto fd = MakeSealedMemory("outlast-seals", SealTable::BytesFor(world_));
-    auto mapping = fd.ok() ? Mapping::Shared(fd->get(), SealTable::BytesFor(world_)) : fd.status();
-    if (mapping.ok()) {
-      opened_ = *std::move(opened);
-      table_fd_ = *std::move(fd);
-      table_ = std::make_unique<SealTable>(*std::move(mapping), world_);
-      BeatLater();
-    } else {
-      opened = mapping.status();
-    }
-  }
-  if (!opened_) {
-    open_error_ = Annotate(opened.status(), fmt::format("checkpoint root '{}'", checkpointer_.uri));
+  open_error_ = Adopt(std::move(opened));
+  if (!open_error_.ok()) {
+    open_error_ = Annotate(open_error_, fmt::format("checkpoint root '{}'", checkpointer_.uri));
     // Nothing was trained yet: the job is refused, and no restart would help.
     keeper_.Dispatch(RootRefused{std::string(MessageOf(open_error_))});
   }

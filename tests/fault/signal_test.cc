@@ -126,8 +126,8 @@ TEST(Signal, StacksSayWhyThereAreNone) {
   job.MakeFifo("go");
   std::filesystem::create_directory(job.Path("bin"));
   std::filesystem::create_symlink("/bin/sh", job.Path("bin/sh"));
-  job.StartProgram({"/usr/bin/env", "PATH=" + job.Path("bin"), ToolPath(), "run", "-n", "1", "--",
-                    "sh", "-c", "echo ready >ready; read line <go"});
+  job.StartProgram({"/usr/bin/env", "PATH=" + job.Path("bin"), testing::ToolPath(), "run", "-n",
+                    "1", "--", "sh", "-c", "echo ready >ready; read line <go"});
   job.AwaitFifo("ready");
   kill(job.pid(), SIGQUIT);
   while (job.Read("outlast-runs/latest/events.jsonl").find("\"stacks\"") == std::string::npos)
@@ -143,7 +143,7 @@ TEST(Signal, ThatWasIgnoredFromTheStartStaysIgnored) {
   job.MakeFifo("ready");
   job.MakeFifo("go");
   job.StartProgram({"/bin/sh", "-c",
-                    std::string("trap '' HUP; exec ") + ToolPath() +
+                    std::string("trap '' HUP; exec ") + testing::ToolPath() +
                         " run -n 1 -- sh -c 'echo ready >ready; read line <go'"});
   job.AwaitFifo("ready");
   kill(job.pid(), SIGHUP);  // as nohup promises

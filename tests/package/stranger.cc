@@ -12,6 +12,7 @@ int main() {
   }
   outlast::testing::SimClock clock;
   clock.Advance(absl::Seconds(1));
-  std::printf("rank %d of %d after %s\n", (*run)->rank(), (*run)->world(), absl::FormatDuration(clock.Uptime()).c_str());
+  std::printf("rank %d of %d after %s\n", (*run)->rank(), (*run)->world(),
+              absl::FormatDuration(clock.Uptime()).c_str());
   return 0;
 }
