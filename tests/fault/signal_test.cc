@@ -100,10 +100,11 @@ TEST(Signal, ASecondCtrlCHurries) {
 TEST(Signal, QuitWritesTheStacksOfAllRanksAndGoesOn) {
   Launched job;
   job.MakeFifo("ready");
-  job.MakeFifo("go");
+  job.MakeFifo("go0");  // one each: of two readers of one pipe, the first might take both lines
+  job.MakeFifo("go1");
   job.Start({"-n", "2", "--", "sh", "-c",
-             "[ $RANK = 0 ] && { echo ready >ready; read line <go; exit 0; }; [ -e "
-             "outlast-runs/latest/stacks/1 ]; read line <go"});
+             "[ $RANK = 0 ] && { echo ready >ready; read line <go0; exit 0; }; [ -e "
+             "outlast-runs/latest/stacks/1 ]; read line <go1"});
   job.AwaitFifo("ready");
   kill(job.pid(), SIGQUIT);
   // The event is written when all stacks are; a worker reads it for us, so the test needs no clock.
@@ -116,7 +117,8 @@ TEST(Signal, QuitWritesTheStacksOfAllRanksAndGoesOn) {
   if (access("/usr/bin/eu-stack", X_OK) == 0) {
     EXPECT_THAT(stacks, HasSubstr("#0"));
   }
-  for (int rank = 0; rank < 2; ++rank) job.Write("go", "now\nnow\n");
+  job.Write("go0", "now\n");
+  job.Write("go1", "now\n");
   EXPECT_EQ(job.Wait().code, 0);
 }
 
