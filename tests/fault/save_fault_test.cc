@@ -1,0 +1,1 @@
+#include "tests/fault/ckpt_job.h"
