@@ -33,10 +33,14 @@ struct Restored {
 
 class CkptJob {
  public:
-  CkptJob() { EXPECT_EQ(setenv("ASAN_OPTIONS", "detect_leaks=0", 0), 0); }
+  CkptJob() {
+    EXPECT_EQ(setenv("ASAN_OPTIONS", "detect_leaks=0", 0), 0);
+    trainer["--ckpt-dir"] = launched_.Path("ckpt");
+  }
 
   Launched& launched() { return launched_; }
-  std::string root() const { return launched_.Path("ckpt"); }
+  // The root of the trainer's --ckpt-dir.
+  std::string root() const { return trainer.at("--ckpt-dir"); }
 
   int world = 1;
   std::map<std::string, std::string> trainer = {{"--steps", "20"},
@@ -55,8 +59,8 @@ class CkptJob {
         BuildFolder() / (order ? "outlast_tool_with_shim" : "outlast"), "run", "-n",
         std::to_string(world)};
     words.insert(words.end(), run_options.begin(), run_options.end());
-    words.insert(words.end(), {"--", BuildFolder() / ("outlast_toy_trainer" + suffix), "--ckpt-dir",
-                               root(), "--log", launched_.Path("log")});
+    words.insert(words.end(), {"--", BuildFolder() / ("outlast_toy_trainer" + suffix), "--log",
+                               launched_.Path("log")});
     for (const auto& [name, value] : trainer) words.insert(words.end(), {name, value});
     if (order) Arm(*order);
     launched_.StartProgram(words);
