@@ -80,7 +80,7 @@ INSTANTIATE_TEST_SUITE_P(
     Save, FailingSave,
     ::testing::Values(
         Failing{"mkdir:EROFS:1", "(errno 30)"}, Failing{"open:EACCES:1", "(errno 13)"},
-        Failing{"fallocate:ENOSPC:1", "(errno 28), wanted 266240 bytes, "},
+        Failing{"fallocate:ENOSPC:1", "(errno 28), wanted 270336 bytes, "},
         Failing{"pwrite:EIO:1", "(errno 5)"}, Failing{"pwrite:EDQUOT:2", "(errno 122), wanted "},
         Failing{"ftruncate:EIO:1", "(errno 5)"},
         Failing{"fdatasync:ENOSPC:1", "(errno 28), wanted "},
