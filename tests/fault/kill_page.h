@@ -18,7 +18,8 @@ inline constexpr char kShimFromSave[] = "OUTLAST_SHIM_FROM_SAVE";
 inline constexpr char kShimKillAt[] = "OUTLAST_SHIM_KILL_AT";
 // "CALL:ERROR:FIRST", "CALL:ERROR:FIRST-LAST" or "CALL:ERROR:FIRST+": the counted calls of that
 // name with these numbers (from 1) fail with ERROR (a name such as EIO) instead of being made;
-// ERROR `short` halves what write and pwrite are given.
+// ERROR `short` halves what write and pwrite are given, `delay` only holds the call up for 0 to 1
+// ms. CALL `any` means all.
 inline constexpr char kShimFault[] = "OUTLAST_SHIM_FAULT";
 
 struct KillPage {

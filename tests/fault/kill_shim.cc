@@ -12,6 +12,7 @@
 #include <sys/stat.h>
 #include <sys/syscall.h>
 #include <sys/uio.h>
+#include <time.h>
 #include <unistd.h>
 
 #include <cerrno>
@@ -25,6 +26,7 @@ namespace {
 using outlast::testing::KillPage;
 
 constexpr int kShortWrite = -1;
+constexpr int kDelay = -2;
 
 struct Fault {
   char call[24] = "";
@@ -54,6 +56,7 @@ void AddProcess() {
 
 int ErrorOf(const char* name) {
   if (strcmp(name, "short") == 0) return kShortWrite;
+  if (strcmp(name, "delay") == 0) return kDelay;
   for (int error = 1; error < 134; ++error) {
     const char* known = strerrorname_np(error);
     if (known != nullptr && strcmp(known, name) == 0) return error;
@@ -120,12 +123,21 @@ bool IsCounted(int folder, const char* path) {
   while (true) kill(self, SIGKILL);
 }
 
+// 0 to 1 ms, by the clock's last digits.
+void Delay() {
+  timespec time{};
+  clock_gettime(CLOCK_MONOTONIC, &time);
+  time = {0, time.tv_nsec * 7919L % 1'000'000};
+  nanosleep(&time, nullptr);
+}
+
 // One call that concerns the root, from before it is made until after.
 class Call {
  public:
   Call(const char* name, bool concerns_root)
       : name_(name), counts_(concerns_root && shim.page->saves.load() >= shim.from_save) {
-    if (!counts_ || strcmp(shim.fault.call, name) != 0) return;
+    const bool any = strcmp(shim.fault.call, "any") == 0;
+    if (!counts_ || (!any && strcmp(shim.fault.call, name) != 0)) return;
     const uint32_t number = shim.page->named.fetch_add(1) + 1;
     has_fault_ = number >= shim.fault.first && number <= shim.fault.last;
     if (has_fault_) shim.page->faults.fetch_add(1);
@@ -142,7 +154,8 @@ class Call {
   template <typename Make>
   long operator()(Make make) {
     long result;
-    if (has_fault_ && shim.fault.error != kShortWrite) {
+    if (has_fault_ && shim.fault.error == kDelay) Delay();
+    if (has_fault_ && shim.fault.error > 0) {
       errno = shim.fault.error;
       result = -1;
     } else {

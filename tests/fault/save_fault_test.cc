@@ -106,12 +106,18 @@ TEST(Save, SurvivesShortWrites) {
   }
 }
 
-// A disk that fails from the second save on.
+// A disk that fails from the second save on: what is there stays, also with --keep 1, and the
+// trainer hears of it once.
 TEST(Save, EndsWith88WhenTheFinalStateIsNotDurable) {
   for (const char* fault : {"fsync:EIO:1+", "fdatasync:ENOSPC:1+", "link:EIO:1+"}) {
     CkptJob job;
     WithFourSaves(job);
+    job.trainer["--keep"] = "1";
     ASSERT_EQ(job.Run(ShimOrder{.from_save = 2, .fault = fault}), 88) << fault << job.Said();
+    const std::string heard = "[0] outlast: a checkpoint could not be saved, training goes on";
+    const std::string said = job.launched().Read("out");
+    EXPECT_NE(said.find(heard), std::string::npos) << said;
+    EXPECT_EQ(said.find(heard), said.rfind(heard)) << said;
     EXPECT_EQ(StepsTrained(job), 40u);
     EXPECT_THAT(job.CommittedSteps(), ElementsAre(10)) << fault;
     EXPECT_EQ(job.Tool("verify"), 0) << job.launched().Read("tool.out");
@@ -140,6 +146,29 @@ TEST(Save, IsDurableEvenWhenWhatFollowsTheCommitFails) {
     EXPECT_THAT(job.CommittedSteps(), ElementsAre(50));
     EXPECT_EQ(CheckpointFolders(job).size(), 1u);
   }
+}
+
+// Case O16: saves one behind the other, all file operations held up at random. And O18: the trainer
+// changes its memory meanwhile, which the resumed one would find.
+TEST(Save, HasOneCommitterHoweverSlowTheFileSystemIs) {
+  CkptJob job;
+  job.world = 4;
+  job.trainer["--steps"] = kSanitized ? "200" : "1000";
+  job.trainer["--step-ms"] = "5";
+  job.trainer["--ckpt-every"] = "1";
+  job.trainer["--keep"] = "2";
+  ASSERT_EQ(job.Run(ShimOrder{.from_save = 0, .fault = "any:delay:1+"}), 0) << job.Said();
+  std::printf("%u saves\n", job.page().saves.load());
+  EXPECT_GT(job.page().saves, 2u);
+  EXPECT_THAT(job.Said(), Not(HasSubstr("training goes on")));
+  EXPECT_EQ(job.Tool("verify"), 0) << job.launched().Read("tool.out");
+  EXPECT_EQ(job.CommittedSteps().size(), 2u);
+  EXPECT_EQ(CheckpointFolders(job).size(), 2u);
+  for (const auto& entry : fs::recursive_directory_iterator(job.root()))
+    EXPECT_NE(entry.path().extension(), ".tmp") << entry.path();
+  job.trainer["--steps"] = "1002";
+  ASSERT_EQ(job.Run(), 0) << job.Said();
+  EXPECT_EQ(job.RestoredStep(), kSanitized ? 200 : 1000);
 }
 
 // --- A full disk
@@ -178,7 +207,7 @@ TEST_F(FullDisk, KeepsTheCheckpointThatFitted) {
   EXPECT_EQ(CheckpointFolders(job_).size(), 1u);
   EXPECT_EQ(job_.Tool("verify"), 0);
   // Room is made for one more: the job ends well.
-  ASSERT_EQ(mount("outlast-test", job_.root().c_str(), "tmpfs", MS_REMOUNT, "size=40m"), 0);
+  ASSERT_EQ(mount("outlast-test", job_.root().c_str(), "tmpfs", MS_REMOUNT, "size=80m"), 0);
   ASSERT_EQ(job_.Run(), 0) << job_.Said();
   EXPECT_EQ(job_.RestoredStep(), committed[0]);
 }
@@ -312,7 +341,7 @@ TEST_F(DamagedCheckpoint, EndsTheJobWhenThereIsNoOther) {
   fs::remove_all(job_.root() + "/" + job_.Committed()[10]);
   WriteFile(PathOf("w00000.safetensors"), "short");
   const int code = job_.Run();
-  EXPECT_THAT(code, AnyOf(1, 82, 85)) << job_.Said();
+  EXPECT_EQ(code, 82) << job_.Said();
   EXPECT_THAT(job_.Said(), HasSubstr(name_));
   EXPECT_THAT(job_.Said(), HasSubstr("--fresh"));
   EXPECT_EQ(StepsTrained(job_), 0u);  // never a silent step 0
