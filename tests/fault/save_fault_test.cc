@@ -115,7 +115,7 @@ TEST(Save, EndsWith88WhenTheFinalStateIsNotDurable) {
     job.trainer["--keep"] = "1";
     ASSERT_EQ(job.Run(ShimOrder{.from_save = 2, .fault = fault}), 88) << fault << job.Said();
     const std::string heard = "[0] outlast: a checkpoint could not be saved, training goes on";
-    const std::string said = job.launched().Read("out");
+    const std::string said = job.launched().Read("err");
     EXPECT_NE(said.find(heard), std::string::npos) << said;
     EXPECT_EQ(said.find(heard), said.rfind(heard)) << said;
     EXPECT_EQ(StepsTrained(job), 40u);
@@ -218,9 +218,12 @@ class LatestIsAHint : public ::testing::Test {
  protected:
   void SetUp() override {
     WithFourSaves(job_);
+    job_.trainer["--steps"] = "100000";  // the kill ends it
     ASSERT_EQ(job_.Run(ShimOrder{.from_save = 4, .kill_at = 1}), 128 + SIGKILL) << job_.Said();
     ASSERT_EQ(CountAliveAfter(job_.Pids(), absl::Seconds(10)), 0);
+    ASSERT_EQ(job_.CommittedSteps().size(), 3u);
     newest_ = job_.CommittedSteps().back();
+    job_.trainer["--steps"] = std::to_string(newest_ + 5);
   }
   void ResumesAtTheNewest() {
     ASSERT_EQ(job_.Run(), 0) << job_.Said();
@@ -249,7 +252,7 @@ TEST_F(LatestIsAHint, WhenItIsGarbage) {
 TEST_F(LatestIsAHint, WhenItNamesACheckpointThatIsGone) {
   WriteFile(
       latest(),
-      R"({"format":"outlast.latest","version":1,"checkpoint":"step-000000000990-00000001","step":990})");
+      R"({"format":"outlast.latest","version":1,"checkpoint":"step-000000099990-00000001","step":99990})");
   ResumesAtTheNewest();
 }
 TEST_F(LatestIsAHint, WhenItNamesAnOlderOne) {
@@ -259,10 +262,10 @@ TEST_F(LatestIsAHint, WhenItNamesAnOlderOne) {
   ResumesAtTheNewest();
 }
 TEST_F(LatestIsAHint, WhenItNamesAnIncompleteOne) {
-  const std::string name = "step-000000000035-0000beef";
+  const std::string name = "step-000000099990-0000beef";
   fs::create_directory(job_.root() + "/" + name);
-  WriteFile(latest(),
-            R"({"format":"outlast.latest","version":1,"checkpoint":")" + name + R"(","step":35})");
+  WriteFile(latest(), R"({"format":"outlast.latest","version":1,"checkpoint":")" + name +
+                          R"(","step":99990})");
   ResumesAtTheNewest();
 }
 
