@@ -35,8 +35,7 @@ SimJob::Extra Save(double seconds, double limit) {
       .seconds = seconds, .phase = Phase::kCheckpointWrite, .name = "save", .limit_seconds = limit};
 }
 
-// ---- O25
-// -------------------------------------------------------------------------------------------------------------
+// --- O25 ---
 
 TEST(MonitorState, LeavesASaveWithinItsDeclaredLimitAlone) {
   for (const bool all_ranks : {true, false}) {
@@ -94,8 +93,7 @@ TEST(MonitorState, FreezesWhileTheWholeJobIsStopped) {
   EXPECT_THAT(watch.findings, IsEmpty());
 }
 
-// ---- The fault plan
-// --------------------------------------------------------------------------------------------------
+// --- The fault plan ---
 
 // Row 2: observe mode.
 TEST(MonitorState, ReportsRecoveryAndIsArmedAgain) {
