@@ -174,7 +174,7 @@ std::optional<double> RunFio(const std::string& folder, size_t bytes) {
   const auto ran =
       TimeCommand({"fio", "--name=write", "--filename=" + file, fmt::format("--size={}", bytes),
                    "--bs=8M", "--rw=write", "--direct=1", "--ioengine=psync", "--end_fsync=1",
-                   "--refill_buffers=0", "--output-format=json"},
+                   "--output-format=json"},
                   output);
   std::filesystem::remove(file);
   if (!ran) return std::nullopt;
