@@ -171,11 +171,10 @@ double ProcessorSeconds() {
 // GB/s of fio, its fsync included.
 std::optional<double> RunFio(const std::string& folder, size_t bytes) {
   const std::string file = folder + "/fio.data", output = folder + "/fio.json";
-  const auto ran =
-      TimeCommand({"fio", "--name=write", "--filename=" + file, fmt::format("--size={}", bytes),
-                   "--bs=8M", "--rw=write", "--direct=1", "--ioengine=psync", "--end_fsync=1",
-                   "--output-format=json"},
-                  output);
+  const auto ran = TimeCommand(
+      {"fio", "--name=write", "--filename=" + file, fmt::format("--size={}", bytes), "--bs=8M",
+       "--rw=write", "--direct=1", "--ioengine=psync", "--end_fsync=1", "--output-format=json"},
+      output);
   std::filesystem::remove(file);
   if (!ran) return std::nullopt;
   std::ifstream text(output);
