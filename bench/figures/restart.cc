@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 #include <signal.h>
 #include <spawn.h>
+#include <sys/sysinfo.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -166,9 +167,15 @@ std::vector<Kill> Measure(const Settings& settings, const Workload& workload, in
   return done;
 }
 
-// A virtual machine's memory is slow when it is touched for the first time since its boot: 25 times
-// as slow as later. That is the host's cost, once, so it is paid before anything is measured.
-void WarmMemory() { (void)Mapping::Anonymous(size_t{2} << 30); }
+// A virtual machine's memory is slow when it is touched for the first time since its boot, 25 times
+// as slow as later. That is the host's cost, once, so half of what is free is touched before
+// anything is measured.
+void WarmMemory() {
+  struct sysinfo info {};
+  if (sysinfo(&info) != 0) return;
+  const uint64_t free_bytes = uint64_t{info.freeram} * info.mem_unit;
+  (void)Mapping::Anonymous(std::min<uint64_t>(free_bytes / 2, uint64_t{16} << 30));
+}
 
 std::optional<Reference> StartOfAProcess(const Settings& settings) {
   std::vector<double> samples;
