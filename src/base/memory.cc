@@ -5,11 +5,27 @@
 #include <unistd.h>
 
 #include <cerrno>
+#include <cstdint>
 #include <utility>
 
 #include "base/error.h"
+#include "base/huge_pages.h"
 
 namespace outlast {
+namespace {
+
+// An address where `bytes` are free now and huge pages can be mapped as such; nullptr: none found.
+// Another thread may take it first: then the kernel chooses another one.
+void* FindAlignedRange(size_t bytes) {
+  const size_t room = bytes + kHugePageBytes;
+  void* start = mmap(nullptr, room, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+  if (start == MAP_FAILED) return nullptr;
+  munmap(start, room);
+  const auto address = reinterpret_cast<uintptr_t>(start);
+  return reinterpret_cast<void*>((address + kHugePageBytes - 1) / kHugePageBytes * kHugePageBytes);
+}
+
+}  // namespace
 
 Mapping::Mapping(Mapping&& other) noexcept
     : data_(std::exchange(other.data_, nullptr)), size_(std::exchange(other.size_, 0)) {}
@@ -28,7 +44,9 @@ absl::StatusOr<Mapping> Mapping::Map(int fd, size_t bytes, int protection, int f
   if (bytes == 0)
     return Error(absl::StatusCode::kInvalidArgument,
                  "map memory: 0 bytes asked for, at least 1 wanted");
-  void* address = mmap(nullptr, bytes, protection, flags, fd, 0);
+  void* wish = nullptr;
+  if (bytes >= kHugePageBytes) wish = FindAlignedRange(bytes);
+  void* address = mmap(wish, bytes, protection, flags, fd, 0);
   if (address == MAP_FAILED)
     return ErrnoStatus(errno, fmt::format("map {} bytes of memory", bytes));
   return Mapping(static_cast<std::byte*>(address), bytes);

@@ -11,6 +11,7 @@
 #include <utility>
 
 #include "base/error.h"
+#include "base/huge_pages.h"
 #include "blackbox/fork_guard.h"
 #include "blackbox/words.h"
 #include "outlast/base/crc32c.h"
@@ -289,9 +290,7 @@ absl::Status Validate(const BufferHeader& header, const Id128& run_id, const Id1
 
 namespace {
 
-// Memory for snapshots: huge pages are asked for before the first touch (a memfd gets them where
-// /sys/kernel/mm/transparent_hugepage/shmem_enabled is `advise` or more), all pages are touched,
-// and then it is sealed.
+// Memory for snapshots: in huge pages where the kernel gives them, all touched, and then sealed.
 absl::StatusOr<std::pair<UniqueFd, Mapping>> MakeTouchedMemory(uint64_t bytes) {
   UniqueFd fd(memfd_create("outlast-buffer", MFD_CLOEXEC | MFD_ALLOW_SEALING));
   if (!fd.is_open()) return ErrnoStatus(errno, "create a snapshot buffer");
@@ -301,7 +300,8 @@ absl::StatusOr<std::pair<UniqueFd, Mapping>> MakeTouchedMemory(uint64_t bytes) {
   };
   if (ftruncate(fd.get(), static_cast<off_t>(bytes)) != 0) return no_memory(errno);
   OUTLAST_ASSIGN_OR_RETURN(Mapping mapping, Mapping::Shared(fd.get(), bytes));
-  madvise(mapping.data(), bytes, MADV_HUGEPAGE);  // a wish
+  madvise(mapping.data(), bytes, MADV_HUGEPAGE);  // where shmem_enabled is `advise`
+  CollapseIntoHugePages(mapping.data(), bytes);
   // Kernels before 5.14 do not know POPULATE_WRITE; fallocate then does the allocating, and the
   // first copy the mapping.
   if (madvise(mapping.data(), bytes, MADV_POPULATE_WRITE) != 0 && errno != EINVAL)

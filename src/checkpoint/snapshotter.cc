@@ -10,27 +10,27 @@
 
 #include "base/channel.h"
 #include "base/error.h"
+#include "base/stream_copy.h"
 #include "outlast/base/clock.h"
 #include "outlast/base/crc32c.h"
 
 namespace outlast {
 namespace {
 
-constexpr uint64_t kPieceBytes = 256 << 10;  // copied and checksummed while it is in the cache
+constexpr uint64_t kPieceBytes = 16 << 10;  // checksummed, then copied from the cache
 
-// Feeds the chunk to the CRC in order, calling `move` for each stretch of a piece right before.
-template <typename Move>
+// Feeds the chunk to the CRC in order; `pass(crc, piece, done, bytes)` does it for each stretch of
+// a piece.
+template <typename Pass>
 uint32_t PassOverChunk(std::span<const std::byte> buffer, const ChunkRange& range,
-                       std::span<const CopyPiece> pieces, Move move) {
+                       std::span<const CopyPiece> pieces, Pass pass) {
   Crc32cStream crc;
   uint64_t at = range.offset;
   const uint64_t end = range.offset + range.bytes;
   for (const CopyPiece& piece : pieces) {
     crc.Update(buffer.subspan(at, piece.to - at));  // the file's header
     for (uint64_t done = 0; done < piece.bytes; done += kPieceBytes) {
-      const uint64_t bytes = std::min(kPieceBytes, piece.bytes - done);
-      move(piece, done, bytes);
-      crc.Update(buffer.subspan(piece.to + done, bytes));
+      pass(crc, piece, done, std::min(kPieceBytes, piece.bytes - done));
     }
     at = piece.to + piece.bytes;
   }
@@ -284,12 +284,16 @@ void Snapshotter::CopyChunks() {
 uint32_t Snapshotter::CopyChunk(const Running& running, uint32_t chunk) {
   const Buffer& buffer = buffers_[static_cast<size_t>(running.buffer)];
   const std::span<std::byte> whole = WholeOf(buffer);
-  return PassOverChunk(whole, buffer.layout().chunk(chunk), plan_.chunks[chunk],
-                       [&](const CopyPiece& piece, uint64_t done, uint64_t bytes) {
-                         if (!eager_[piece.region])
-                           std::memcpy(whole.data() + piece.to + done,
-                                       running.sources[piece.region] + piece.from + done, bytes);
-                       });
+  // The CRC is of the source: it covers the copy too, and the source is then in the cache.
+  return PassOverChunk(
+      whole, buffer.layout().chunk(chunk), plan_.chunks[chunk],
+      [&](Crc32cStream& crc, const CopyPiece& piece, uint64_t done, uint64_t bytes) {
+        std::byte* to = whole.data() + piece.to + done;
+        if (eager_[piece.region]) return crc.Update({to, bytes});  // was copied when it began
+        const std::byte* from = running.sources[piece.region] + piece.from + done;
+        crc.Update({from, bytes});
+        StreamCopy(to, from, bytes);
+      });
 }
 
 // On the thread that copied the last chunk.
@@ -383,14 +387,15 @@ absl::Status Snapshotter::Restore(int index, uint32_t turn, const StateView& sta
       return !only_eager || eager_[piece.region];
     };
     if (std::none_of(pieces.begin(), pieces.end(), is_wanted)) continue;
-    const uint32_t found =
-        PassOverChunk(whole, buffer.layout().chunk(chunk), pieces,
-                      [&](const CopyPiece& piece, uint64_t done, uint64_t bytes) {
-                        if (is_wanted(piece)) {
-                          std::memcpy(state.regions[piece.region].bytes.data() + piece.from + done,
-                                      whole.data() + piece.to + done, bytes);
-                        }
-                      });
+    const uint32_t found = PassOverChunk(
+        whole, buffer.layout().chunk(chunk), pieces,
+        [&](Crc32cStream& crc, const CopyPiece& piece, uint64_t done, uint64_t bytes) {
+          const std::byte* from = whole.data() + piece.to + done;
+          crc.Update({from, bytes});
+          if (is_wanted(piece)) {
+            StreamCopy(state.regions[piece.region].bytes.data() + piece.from + done, from, bytes);
+          }
+        });
     if (found != crcs[chunk]) {
       return Error(absl::StatusCode::kDataLoss,
                    "snapshot of step {} in memory, chunk {}: crc {:08x}, its table says {:08x}",

@@ -1,10 +1,16 @@
 #include "checkpoint/writer.h"
 
+#include <pthread.h>
+
 #include <algorithm>
 #include <array>
+#include <optional>
+#include <thread>
+#include <utility>
 
 #include "base/error.h"
 #include "outlast/base/crc32c.h"
+#include "outlast/base/mutex.h"
 
 namespace outlast {
 namespace {
@@ -58,6 +64,95 @@ uint32_t CombineChunks(std::span<const uint32_t> chunks, uint64_t bytes) {
   return crc;
 }
 
+// Takes the CRCs of an image block by block, ahead of the one who writes it: the disk does not wait
+// for the processor. It stays near enough that what it read is still in the cache for the write.
+class BlockChecker {
+ public:
+  // `wanted` CRCs, by chunk; none: they are only taken. All borrowed.
+  BlockChecker(std::span<const std::byte> image, std::span<const uint32_t> wanted,
+               size_t block_bytes, const std::string& path)
+      : image_(image), wanted_(wanted), block_bytes_(block_bytes), path_(path) {
+    crcs_.reserve(image.size() / kChunkBytes + 1);
+    if (image.size() <= block_bytes) return;  // nothing to be ahead of
+    thread_ = std::thread([this] { Run(); });
+    pthread_setname_np(thread_.native_handle(), "outlast-crc");
+  }
+  ~BlockChecker() { Stop(); }
+  BlockChecker(const BlockChecker&) = delete;
+  BlockChecker& operator=(const BlockChecker&) = delete;
+
+  // Returns when block `index` was checked, and lets the next ones be. In ascending order.
+  absl::Status Await(size_t index) {
+    if (!thread_.joinable()) return CheckBlock(index);
+    MutexLock lock(mutex_);
+    awaited_ = index;
+    changed_.NotifyAll();
+    while (checked_ <= index && status_.ok()) changed_.Wait(mutex_);
+    return checked_ > index ? absl::OkStatus() : status_;
+  }
+  // After the last block.
+  std::vector<uint32_t> TakeCrcs() {
+    Stop();
+    return std::move(crcs_);
+  }
+
+ private:
+  static constexpr size_t kAhead = 2;  // blocks
+
+  void Run() {
+    for (size_t index = 0; index * block_bytes_ < image_.size(); ++index) {
+      {
+        MutexLock lock(mutex_);
+        while (!stopping_ && index > awaited_ + kAhead) changed_.Wait(mutex_);
+        if (stopping_) return;
+      }
+      absl::Status status = CheckBlock(index);
+      MutexLock lock(mutex_);
+      status_ = std::move(status);
+      if (status_.ok()) checked_ = index + 1;
+      changed_.NotifyAll();
+      if (!status_.ok()) return;
+    }
+  }
+
+  absl::Status CheckBlock(size_t index) {
+    const size_t at = index * block_bytes_;
+    for (const uint32_t crc :
+         ChunkCrcs(image_.subspan(at, std::min(block_bytes_, image_.size() - at)))) {
+      const size_t i = crcs_.size();
+      if (!wanted_.empty() && crc != wanted_[i]) {
+        return Error(absl::StatusCode::kDataLoss,
+                     "{}: the buffer's chunk at {} has crc {:08x}, {:08x} was sealed", path_,
+                     i * kChunkBytes, crc, wanted_[i]);
+      }
+      crcs_.push_back(crc);
+    }
+    return absl::OkStatus();
+  }
+
+  void Stop() {
+    {
+      MutexLock lock(mutex_);
+      stopping_ = true;
+      changed_.NotifyAll();
+    }
+    if (thread_.joinable()) thread_.join();
+  }
+
+  const std::span<const std::byte> image_;
+  const std::span<const uint32_t> wanted_;
+  const size_t block_bytes_;
+  const std::string& path_;
+  std::vector<uint32_t> crcs_;  // the thread's; ours when there is none, or it has ended
+  Mutex mutex_;
+  CondVar changed_;
+  size_t awaited_ ABSL_GUARDED_BY(mutex_) = 0;
+  size_t checked_ ABSL_GUARDED_BY(mutex_) = 0;  // blocks
+  absl::Status status_ ABSL_GUARDED_BY(mutex_);
+  bool stopping_ ABSL_GUARDED_BY(mutex_) = false;
+  std::thread thread_;
+};
+
 }  // namespace
 
 uint32_t CombineCrcs(uint32_t first, uint32_t second, uint64_t second_bytes) {
@@ -100,21 +195,14 @@ absl::StatusOr<ShardFile> WriteShard(const std::string& folder, uint32_t writer,
   OUTLAST_ASSIGN_OR_RETURN(DirectWriter file_writer,
                            DirectWriter::Create(path, image.size(), options.io));
   const size_t block = std::max<size_t>(options.io.block_bytes / kChunkBytes, 1) * kChunkBytes;
+  std::optional<BlockChecker> checker;
+  if (!trust) checker.emplace(image, chunks, block, path);
   for (size_t at = 0; at < image.size(); at += block) {
-    const auto part = image.subspan(at, std::min(block, image.size() - at));
-    if (!trust) {
-      for (const uint32_t crc : ChunkCrcs(part)) {
-        const size_t i = file.chunks.size();
-        if (!chunks.empty() && crc != chunks[i]) {
-          return Error(absl::StatusCode::kDataLoss,
-                       "{}: the buffer's chunk at {} has crc {:08x}, {:08x} was sealed", path,
-                       i * kChunkBytes, crc, chunks[i]);
-        }
-        file.chunks.push_back(crc);
-      }
-    }
-    OUTLAST_RETURN_IF_ERROR(file_writer.Append(part));
+    if (checker) OUTLAST_RETURN_IF_ERROR(checker->Await(at / block));
+    OUTLAST_RETURN_IF_ERROR(
+        file_writer.Append(image.subspan(at, std::min(block, image.size() - at))));
   }
+  if (checker) file.chunks = checker->TakeCrcs();
   if (trust) file.chunks.assign(chunks.begin(), chunks.end());
   OUTLAST_RETURN_IF_ERROR(file_writer.Finish());
   file.crc32c = CombineChunks(file.chunks, file.bytes);

@@ -314,5 +314,46 @@ TEST(WriteShard, GivesTheCrcOfTheWholeFile) {
   EXPECT_EQ(file.crc32c, Crc32c(bytes));
 }
 
+// Blocks are checked by a thread of their own, ahead of the disk.
+TEST(WriteShard, ChecksEveryBlockBeforeItIsWritten) {
+  TempFolder folder;
+  const Mapping image = Mapping::Anonymous(7 << 20).value();
+  for (size_t i = 0; i < image.size(); ++i)
+    image.data()[i] = static_cast<std::byte>(i * 13 + i / 999);
+  const std::vector<uint32_t> crcs = ChunkCrcs(image.bytes());
+  ShardWriteOptions options;
+  options.io.block_bytes = 1 << 20;
+  uint64_t written = 0;
+  options.io.on_progress = [&](uint64_t bytes) { written = bytes; };
+  const ShardFile whole = WriteShard(folder.path(), 99, image.bytes(), crcs, options).value();
+  EXPECT_EQ(whole.chunks, crcs);
+  EXPECT_EQ(whole.crc32c, Crc32c(image.bytes()));
+  for (uint32_t block = 0; block < 7; ++block) {
+    written = 0;
+    std::byte& damaged = image.data()[(block << 20) + 17 * block];
+    damaged ^= std::byte{4};
+    const absl::Status status =
+        WriteShard(folder.path(), block, image.bytes(), crcs, options).status();
+    damaged ^= std::byte{4};
+    EXPECT_EQ(status.code(), absl::StatusCode::kDataLoss);
+    EXPECT_THAT(std::string(MessageOf(status)),
+                HasSubstr("chunk at " + std::to_string(block << 20)));
+    EXPECT_EQ(written, uint64_t{block} << 20);
+    EXPECT_FALSE(Exists(folder / ShardName(block)).value());
+  }
+}
+
+TEST(WriteShard, EndsItsCheckerWhenItIsCancelled) {
+  TempFolder folder;
+  const Mapping image = Mapping::Anonymous(7 << 20).value();
+  ShardWriteOptions options;
+  options.io.block_bytes = 1 << 20;
+  int asked = 0;
+  options.io.cancelled = [&] { return ++asked == 3; };
+  EXPECT_EQ(WriteShard(folder.path(), 0, image.bytes(), {}, options).status().code(),
+            absl::StatusCode::kCancelled);
+  EXPECT_FALSE(Exists(folder / ShardName(0)).value());
+}
+
 }  // namespace
 }  // namespace outlast

@@ -1,0 +1,35 @@
+#!/usr/bin/env python3
+"""check_figures.py FILE: every figure of the list is there once, as a well-formed line."""
+import json
+import sys
+
+FIGURES = {
+    "restart.kill_to_step_1mb", "restart.kill_to_step_64mb", "restart.steps_lost", "snapshot.copy",
+    "persist.rate", "persist.cpu", "meter.mark", "flight.record", "launch.start_2",
+}
+MAY_BE_ZERO = {"restart.steps_lost"}
+
+
+def problems(lines):
+    seen = []
+    for line in lines:
+        figure = json.loads(line)
+        name = figure["name"]
+        seen.append(name)
+        least, value = figure["min"], figure["value"]
+        if not (least <= value <= figure["max"]) or least < 0 or (value == 0 and name not in MAY_BE_ZERO):
+            yield f"{name}: value {value}, min {least}, max {figure['max']}"
+        if figure["n"] < 1 or not figure["unit"] or not isinstance(figure["ok"], bool):
+            yield f"{name}: n, unit or ok: {line.strip()}"
+        for reference in ("limit", "peer"):
+            found = figure[reference]
+            if found is not None and not (found["name"] and found["value"] > 0):
+                yield f"{name}: {reference} {found}"
+    if sorted(seen) != sorted(FIGURES):
+        yield f"figures: found {sorted(seen)}, wanted {sorted(FIGURES)}"
+
+
+with open(sys.argv[1], encoding="utf-8") as file:
+    found = list(problems(file))
+print("\n".join(found) if found else "all figures are well-formed")
+sys.exit(1 if found else 0)

@@ -1,0 +1,231 @@
+// Snapshots beside memcpy, saves beside fio.
+#include <fmt/format.h>
+#include <sched.h>
+#include <sys/resource.h>
+#include <unistd.h>
+
+#include <cstring>
+#include <filesystem>
+#include <fstream>
+#include <memory>
+#include <nlohmann/json.hpp>
+
+#include "checkpoint/persist.h"
+#include "checkpoint/root.h"
+#include "checkpoint/seal_table.h"
+#include "checkpoint/snapshotter.h"
+#include "figures/figures.h"
+#include "outlast/base/clock.h"
+#include "outlast/base/memory.h"
+#include "outlast/base/status.h"
+
+namespace outlast::bench {
+namespace {
+
+constexpr size_t kMiB = size_t{1} << 20;
+
+// Bytes that no file system or device can shorten.
+void FillWithNoise(std::span<std::byte> bytes) {
+  uint64_t word = 0x9e3779b97f4a7c15;
+  for (size_t at = 0; at + sizeof word <= bytes.size(); at += sizeof word) {
+    word ^= word << 13;
+    word ^= word >> 7;
+    word ^= word << 17;
+    std::memcpy(bytes.data() + at, &word, sizeof word);
+  }
+}
+
+// A world of one rank with one tensor, its snapshot buffers and what fills them.
+class Rank {
+ public:
+  static absl::StatusOr<std::unique_ptr<Rank>> Make(size_t bytes) {
+    auto rank = std::make_unique<Rank>();
+    OUTLAST_ASSIGN_OR_RETURN(rank->memory_, Mapping::Anonymous(bytes));
+    FillWithNoise(rank->memory_.bytes());
+    OUTLAST_RETURN_IF_ERROR(rank->MakeBuffers());
+    return rank;
+  }
+
+  StateView State() const {
+    const Shape shape{static_cast<int64_t>(memory_.size() / sizeof(float))};
+    StateView state;
+    state.regions.push_back({"weights", DType::kF32, shape, {}, shape, memory_.bytes()});
+    return state;
+  }
+  // Copies and seals the state as snapshot `step`, and returns the time.
+  absl::StatusOr<double> Seal(int64_t step) {
+    const int64_t started = MonotonicNanos();
+    OUTLAST_ASSIGN_OR_RETURN(
+        const bool begun,
+        snapshotter_->Begin({step, 1, 0, Snapshotter::Want::kMemory, Snapshotter::Mode::kEager},
+                            State()));
+    if (!begun || !snapshotter_->Finish()) return absl::InternalError("no buffer was free");
+    return static_cast<double>(MonotonicNanos() - started) / 1e9;
+  }
+  std::span<const std::byte> bytes() const { return memory_.bytes(); }
+
+  absl::StatusOr<PersistResult> Save(Root& root, int64_t step) const {
+    PersistRequest request;
+    for (const Buffer& buffer : buffers_) {
+      const auto sealed = buffer.ReadSealed(run_, BootId(), assignment_.layout_hash);
+      if (sealed.ok() && sealed->header.step == step)
+        request.ranks = {{&buffer, sealed->turn, &assignment_, {}}};
+    }
+    if (request.ranks.empty()) return absl::NotFoundError("no snapshot of that step");
+    request.run_id = run_;
+    request.generation = 1;
+    request.step = step;
+    request.plan = std::string(64, '0');
+    request.committer = "bench";
+    request.keep_last = 1;
+    return Persist(root, request);
+  }
+  const Id128& run() const { return run_; }
+
+ private:
+  absl::Status MakeBuffers() {
+    OUTLAST_ASSIGN_OR_RETURN(const auto mine, TableOfRank(State(), 0));
+    OUTLAST_ASSIGN_OR_RETURN(auto merged, MergeTables(std::vector{mine}));
+    OUTLAST_ASSIGN_OR_RETURN(const Plan plan, MakePlan(std::move(merged)));
+    OUTLAST_ASSIGN_OR_RETURN(assignment_, AssignmentOf(plan, 0));
+    OUTLAST_ASSIGN_OR_RETURN(auto memory, Mapping::Anonymous(SealTable::BytesFor(1)));
+    table_ = std::make_unique<SealTable>(std::move(memory), 1);
+    const BufferLayout layout{.image_bytes = assignment_.image_bytes(),
+                              .replicated_bytes = assignment_.replicated_bytes,
+                              .extra_capacity = 4096};
+    std::vector<Buffer> mapped;
+    for (int i = 0; i < 2; ++i) {
+      OUTLAST_ASSIGN_OR_RETURN(Buffer buffer, Buffer::Create(layout, {run_, run_, 0, 1}));
+      OUTLAST_ASSIGN_OR_RETURN(UniqueFd fd, Duplicate(buffer.fd()));
+      OUTLAST_ASSIGN_OR_RETURN(Buffer same, Buffer::Open(std::move(fd)));
+      buffers_.push_back(std::move(buffer));
+      mapped.push_back(std::move(same));
+    }
+    Snapshotter::Options options;
+    options.job_id = options.run_id = run_;
+    options.is_aborted = [](uint64_t) { return false; };
+    options.on_wanted_sealed = [](int64_t, uint64_t, int, uint32_t, bool) {};
+    OUTLAST_ASSIGN_OR_RETURN(
+        snapshotter_,
+        Snapshotter::Make(std::move(options), *table_, std::move(mapped), assignment_, State()));
+    return absl::OkStatus();
+  }
+
+  const Id128 run_ = Id128::Random();
+  Mapping memory_;
+  Assignment assignment_;
+  std::unique_ptr<SealTable> table_;
+  std::vector<Buffer> buffers_;  // as the agent has them
+  std::unique_ptr<Snapshotter> snapshotter_;
+};
+
+// This thread and those that it starts share one processor, so that both sides of a comparison have
+// the same.
+class OneProcessor {
+ public:
+  OneProcessor() {
+    sched_getaffinity(0, sizeof before_, &before_);
+    cpu_set_t one;
+    CPU_ZERO(&one);
+    CPU_SET(sched_getcpu(), &one);
+    sched_setaffinity(0, sizeof one, &one);
+  }
+  ~OneProcessor() { sched_setaffinity(0, sizeof before_, &before_); }
+
+ private:
+  cpu_set_t before_;
+};
+
+absl::Status MeasureSnapshot(const Settings& settings, Report& report) {
+  const size_t bytes = (settings.smoke ? 8 : 256) * kMiB;
+  const double gigabytes = static_cast<double>(bytes) / 1e9;
+  const OneProcessor one;
+  OUTLAST_ASSIGN_OR_RETURN(const auto rank, Rank::Make(bytes));
+  OUTLAST_ASSIGN_OR_RETURN(const Mapping copy, Mapping::Anonymous(bytes));
+  Figure figure{.name = "snapshot.copy", .unit = "GB/s", .sense = Goal::kAtLeast};
+  std::vector<double> bare;
+  for (int64_t i = 1; i <= (settings.smoke ? 3 : 25); ++i) {
+    const int64_t started = MonotonicNanos();
+    std::memcpy(copy.data(), rank->bytes().data(), bytes);
+    const double seconds = static_cast<double>(MonotonicNanos() - started) / 1e9;
+    OUTLAST_ASSIGN_OR_RETURN(const double sealed, rank->Seal(i));
+    if (i <= 2) continue;  // each buffer's first fill maps its pages
+    bare.push_back(gigabytes / seconds);
+    figure.samples.push_back(gigabytes / sealed);
+  }
+  figure.limit = Reference{"memcpy into touched memory", Quantile(bare, 0.5)};
+  figure.goal = 0.75 * figure.limit->value;
+  report.Add(figure);
+  return absl::OkStatus();
+}
+
+double ProcessorSeconds() {
+  rusage usage{};
+  getrusage(RUSAGE_SELF, &usage);
+  const auto seconds = [](const timeval& time) {
+    return static_cast<double>(time.tv_sec) + static_cast<double>(time.tv_usec) / 1e6;
+  };
+  return seconds(usage.ru_utime) + seconds(usage.ru_stime);
+}
+
+// GB/s of fio, its fsync included.
+std::optional<double> RunFio(const std::string& folder, size_t bytes) {
+  const std::string file = folder + "/fio.data", output = folder + "/fio.json";
+  const auto ran = TimeCommand(
+      {"fio", "--name=write", "--filename=" + file, fmt::format("--size={}", bytes), "--bs=8M",
+       "--rw=write", "--direct=1", "--ioengine=psync", "--end_fsync=1", "--output-format=json"},
+      output);
+  std::filesystem::remove(file);
+  if (!ran) return std::nullopt;
+  std::ifstream text(output);
+  const auto json = nlohmann::json::parse(text, nullptr, false);
+  if (json.is_discarded()) return std::nullopt;
+  const auto& job = json["jobs"][0];
+  const double write_s = job["write"]["runtime"].get<double>() / 1e3;
+  const double sync_s =
+      job.contains("sync") ? job["sync"]["lat_ns"]["mean"].get<double>() / 1e9 : 0.0;
+  if (write_s <= 0) return std::nullopt;
+  return static_cast<double>(bytes) / 1e9 / (write_s + sync_s);
+}
+
+absl::Status MeasurePersist(const Settings& settings, Report& report) {
+  const size_t bytes = (settings.smoke ? 32 : 512) * kMiB;
+  OUTLAST_ASSIGN_OR_RETURN(const auto rank, Rank::Make(bytes));
+  RootOptions options;
+  options.run = rank->run();
+  OUTLAST_ASSIGN_OR_RETURN(const auto root, Root::Open(settings.folder + "/root", options));
+  OUTLAST_RETURN_IF_ERROR(root->TakeClaim());
+  Figure rate{.name = "persist.rate", .unit = "GB/s", .sense = Goal::kAtLeast};
+  Figure cpu{.name = "persist.cpu", .unit = "% core", .goal = 15};
+  std::vector<double> fio;
+  for (int64_t i = 1; i <= (settings.smoke ? 1 : 15); ++i) {
+    if (const auto measured = RunFio(settings.folder, bytes)) fio.push_back(*measured);
+    OUTLAST_RETURN_IF_ERROR(rank->Seal(i).status());
+    sync();  // what the other side left is no business of this one
+    const double busy = ProcessorSeconds();
+    const int64_t started = MonotonicNanos();
+    OUTLAST_ASSIGN_OR_RETURN(const PersistResult result, rank->Save(*root, i));
+    const double seconds = static_cast<double>(MonotonicNanos() - started) / 1e9;
+    cpu.samples.push_back(100 * (ProcessorSeconds() - busy) / seconds);
+    rate.samples.push_back(static_cast<double>(result.bytes) / 1e9 /
+                           absl::ToDoubleSeconds(result.write_time));
+  }
+  if (!fio.empty()) {
+    rate.limit = Reference{"fio, O_DIRECT, 8 MiB blocks, fsync", Quantile(fio, 0.5)};
+    rate.goal = 0.9 * rate.limit->value;
+  }
+  report.Add(rate);
+  report.Add(cpu);
+  return absl::OkStatus();
+}
+
+}  // namespace
+
+void MeasureCheckpoint(const Settings& settings, Report& report) {
+  if (const absl::Status done = MeasureSnapshot(settings, report); !done.ok())
+    report.Fail("snapshot.copy", done.ToString());
+  if (const absl::Status done = MeasurePersist(settings, report); !done.ok())
+    report.Fail("persist.rate", done.ToString());
+}
+
+}  // namespace outlast::bench

@@ -1,0 +1,63 @@
+// What `./dev bench` measures, and how a figure is written down.
+#pragma once
+
+#include <cstdio>
+#include <functional>
+#include <optional>
+#include <string>
+#include <vector>
+
+namespace outlast::bench {
+
+struct Reference {
+  std::string name;
+  double value = 0;  // in the figure's unit
+};
+
+enum class Goal : bool { kAtMost, kAtLeast };
+
+// One measured figure; `value` is the median of `samples` unless it is given.
+struct Figure {
+  std::string name;  // area.figure
+  std::string unit;
+  std::vector<double> samples;
+  double goal = 0;
+  Goal sense = Goal::kAtMost;
+  std::optional<Reference> limit, peer;
+};
+
+// Of a sorted or unsorted, non-empty sample. `share` 0.5: the median.
+double Quantile(std::vector<double> samples, double share);
+
+// Where the figures go: JSON lines for scripts, a readable line each for people (stderr).
+class Report {
+ public:
+  explicit Report(std::FILE* json) : json_(json) {}
+  void Add(const Figure& figure);
+  // A figure that could not be measured; the run ends with 1.
+  void Fail(const std::string& name, const std::string& why);
+  bool failed() const { return failed_; }
+
+ private:
+  std::FILE* json_;
+  bool failed_ = false;
+};
+
+struct Settings {
+  std::string tool, trainer;  // paths of `outlast` and of the restart trainer
+  std::string folder;         // for files; the disk that is measured
+  bool smoke = false;         // tiny counts: whether it works, not how fast
+};
+
+void MeasureRestart(const Settings& settings, Report& report);
+void MeasureCheckpoint(const Settings& settings, Report& report);
+void MeasureLaunch(const Settings& settings, Report& report);
+void MeasureMeter(const Settings& settings, Report& report);
+void MeasureBlackBox(const Settings& settings, Report& report);
+
+// Seconds from the start of `command` (a program and its arguments, no shell) to its end; none when
+// it failed. Its output goes to /dev/null, or to `output`.
+std::optional<double> TimeCommand(const std::vector<std::string>& command,
+                                  const std::string& output = "/dev/null");
+
+}  // namespace outlast::bench

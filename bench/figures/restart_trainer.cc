@@ -1,0 +1,105 @@
+// A data-parallel trainer with a state of a given size and almost no arithmetic: what is left is
+// the cost of the runtime. One step is an all-reduce of 64 KiB and a change in every page of the
+// state; a snapshot of all of it is sealed each step. A pause stands for the arithmetic, as on a
+// device; a generation's first step has none, so that what is timed is the runtime.
+//   outlast_restart_trainer PAGE STATE_BYTES CHECKPOINTS STEPS_A_SAVE STEP_MILLISECONDS
+#include <fcntl.h>
+#include <unistd.h>
+
+#include <cstdio>
+#include <cstdlib>
+#include <string>
+#include <vector>
+
+#include "figures/restart_page.h"
+#include "outlast/base/clock.h"
+#include "outlast/base/memory.h"
+#include "outlast/outlast.h"
+
+namespace outlast::bench {
+namespace {
+
+constexpr size_t kGradients = 16 << 10;
+constexpr std::string_view kNames[] = {"weights", "first_moment", "second_moment", "master"};
+
+struct Options {
+  const char* page;
+  size_t bytes;
+  std::string checkpoints;
+  int64_t steps_a_save;
+  int64_t step_ms;
+};
+
+StateView StateOf(const Mapping& memory) {
+  StateView state;
+  const size_t part = memory.size() / std::size(kNames) / sizeof(float) * sizeof(float);
+  const Shape shape{static_cast<int64_t>(part / sizeof(float))};
+  for (size_t i = 0; i < std::size(kNames); ++i) {
+    state.regions.push_back(
+        {kNames[i], DType::kF32, shape, {}, shape, memory.bytes().subspan(i * part, part)});
+  }
+  return state;
+}
+
+// Changes every page. Real arithmetic over all the state would only hide what the runtime costs.
+void Update(const StateView& state, std::span<const float> gradients) {
+  constexpr size_t kPageFloats = 4096 / sizeof(float);
+  for (const Region& region : state.regions) {
+    auto* values = reinterpret_cast<float*>(region.bytes.data());
+    const size_t count = region.bytes.size() / sizeof(float);
+    for (size_t i = 0; i < count; i += kPageFloats)
+      values[i] += gradients[i / kPageFloats % gradients.size()] * 0.001f;
+  }
+}
+
+absl::Status Train(const Options& options) {
+  OUTLAST_ASSIGN_OR_RETURN(const auto run, Run::Join());
+  if (run->world() > kRestartRanks)
+    return MakeStatus(absl::StatusCode::kInvalidArgument, "at most 4 ranks");
+  const UniqueFd file(open(options.page, O_RDWR | O_CLOEXEC));
+  OUTLAST_ASSIGN_OR_RETURN(const Mapping shared, Mapping::Shared(file.get(), sizeof(RestartPage)));
+  RestartCell& cell = reinterpret_cast<RestartPage*>(shared.data())->cells[run->rank()];
+  cell.pid.store(getpid());
+  OUTLAST_ASSIGN_OR_RETURN(const Mapping memory, Mapping::Anonymous(options.bytes));
+  const StateView state = StateOf(memory);
+  OUTLAST_ASSIGN_OR_RETURN(const auto checkpoints,
+                           Checkpointer::Open(*run, {.uri = options.checkpoints,
+                                                     .every = Every::Steps(options.steps_a_save),
+                                                     .snapshot_every = Every::Steps(1),
+                                                     .keep_last = 2}));
+  std::vector<float> gradients(kGradients);
+  return run->ForEachGeneration([&](Generation& generation) -> absl::Status {
+    OUTLAST_ASSIGN_OR_RETURN(
+        auto group, ShmGroup::Make(generation, *run, "gradients", kGradients * sizeof(float)));
+    OUTLAST_ASSIGN_OR_RETURN(int64_t step, checkpoints->Restore(state));
+    cell.step_before.store(cell.step.load());
+    cell.restored.store(step);
+    for (bool is_first = true;; is_first = false) {
+      OUTLAST_RETURN_IF_ERROR(generation.Check());
+      if (!is_first) Clock::Real().SleepFor(absl::Milliseconds(options.step_ms));
+      gradients.assign(kGradients, static_cast<float>(generation.rank()));
+      OUTLAST_RETURN_IF_ERROR(group.AllReduceSum(gradients));
+      OUTLAST_RETURN_IF_ERROR(checkpoints->BeforeUpdate());
+      Update(state, gradients);
+      OUTLAST_RETURN_IF_ERROR(checkpoints->SaveIfDue(++step, state));
+      cell.step.store(step);
+      cell.durable.store(checkpoints->stats().durable_step);
+      if (!is_first) continue;
+      cell.first_step_ns.store(MonotonicNanos());
+      cell.generation.store(generation.number());
+    }
+  });
+}
+
+}  // namespace
+}  // namespace outlast::bench
+
+int main(int argc, char** argv) {
+  if (argc == 1) return 0;  // what starting a process of this program costs
+  if (argc != 6) return 2;
+  const absl::Status status =
+      outlast::bench::Train({argv[1], std::strtoull(argv[2], nullptr, 10), argv[3],
+                             std::atoll(argv[4]), std::atoll(argv[5])});
+  if (!status.ok()) std::fprintf(stderr, "restart trainer: %s\n", status.ToString().c_str());
+  return status.ok() ? 0 : 1;
+}
