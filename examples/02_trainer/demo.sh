@@ -59,7 +59,7 @@ finish() {
 
 # The process of a rank, from the events of the newest RUN_DIR.
 pid_of() {
-  grep '"event":"started"' "$work/$1/runs/latest/events.jsonl" | grep "\"rank\":$2," | tail -n 1 | sed -E 's/.*"pid":([0-9]+).*/\1/'
+  grep '"event":"worker_started"' "$work/$1/runs/latest/events.jsonl" | grep "\"rank\":$2," | tail -n 1 | sed -E 's/.*"pid":([0-9]+).*/\1/'
 }
 
 note() {
