@@ -138,8 +138,7 @@ void GuardianProcess::Serve() {
   }
 }
 
-// --- Orders
-// -----------------------------------------------------------------------------------------------------------
+// --- Orders ---
 
 bool GuardianProcess::TakeOrder() {
   auto packet = agent_.Receive();
@@ -201,8 +200,7 @@ void GuardianProcess::BeginKill(Ward& ward) {
   SignalTree(ward, SIGKILL);
 }
 
-// --- Birth
-// ------------------------------------------------------------------------------------------------------------
+// --- Birth ---
 
 void GuardianProcess::TakeBirth(PayloadReader& order, int slot, uint64_t incarnation,
                                 std::vector<UniqueFd> fds) {
@@ -284,8 +282,7 @@ std::vector<std::string> GuardianProcess::EnvironmentFor(const Birth& birth, con
   return wanted;
 }
 
-// --- Death
-// ------------------------------------------------------------------------------------------------------------
+// --- Death ---
 
 void GuardianProcess::Reap() {
   for (const pid_t pid : ChildrenOf(self_)) {

@@ -21,8 +21,7 @@ constexpr int64_t kLatestStart = int64_t{1} << 61;
 
 int64_t Clamp(int64_t value) { return std::clamp<int64_t>(value, 0, kLatest); }
 
-// ---- States painted over each other
-// ----------------------------------------------------------------------------------
+// --- States painted over each other ---
 
 using StateMask = uint32_t;
 
@@ -80,8 +79,7 @@ class Painter {
   std::map<int64_t, JobState> from_;
 };
 
-// ---- The invocations on one clock
-// ------------------------------------------------------------------------------------
+// --- The invocations on one clock ---
 
 // Calls f on each time of an entry; an unknown one (last_progress_ns of 0) is left out.
 template <typename F>
@@ -211,8 +209,7 @@ Line PutOnOneClock(std::span<const RunEntries> runs) {
   return line;
 }
 
-// ---- Steps
-// -----------------------------------------------------------------------------------------------------------
+// --- Steps ---
 
 // A generation of an invocation: later ones may take back what earlier ones did.
 struct GroupKey {
@@ -359,8 +356,7 @@ Groups CollectGroups(const std::vector<Invocation>& runs, const std::vector<JobS
   return groups;
 }
 
-// ---- Interruptions
-// ---------------------------------------------------------------------------------------------------
+// --- Interruptions ---
 
 using Faults = std::map<GroupKey, Interruption>;
 
@@ -464,8 +460,7 @@ Faults CollectFaults(const std::vector<Invocation>& runs, const Groups& groups) 
   return faults;
 }
 
-// ---- Lost work
-// -------------------------------------------------------------------------------------------------------
+// --- Lost work ---
 
 // Walks the generations in order and takes back what each of them does again.
 void FindLostSteps(const Groups& groups, std::vector<JobStep>& steps, Faults& faults) {
@@ -501,8 +496,7 @@ void FindLostSteps(const Groups& groups, std::vector<JobStep>& steps, Faults& fa
   for (const auto& [step, index] : left_early) steps[index].is_lost = true;
 }
 
-// ---- Painting
-// --------------------------------------------------------------------------------------------------------
+// --- Painting ---
 
 int64_t EndOfQueue(const Invocation& run, std::optional<int64_t> first_step) {
   std::vector<UpEntry> ups = run.All<UpEntry>();

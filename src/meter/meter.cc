@@ -46,8 +46,7 @@ void ParseDeclaration(std::string_view line, std::string_view mark, Number& numb
 
 }  // namespace
 
-// ---- StepScope
-// -------------------------------------------------------------------------------------------------------
+// --- StepScope ---
 
 StepScope::StepScope(Meter& meter, int64_t step) : meter_(meter) {
   entered_ns_ = meter.Now();
@@ -125,8 +124,7 @@ void StepScope::SetLoss(float loss, float gradient_norm) {
   record_.gradient_norm = gradient_norm;
 }
 
-// ---- Meter
-// -----------------------------------------------------------------------------------------------------------
+// --- Meter ---
 
 absl::StatusOr<std::unique_ptr<Meter>> Meter::Start(Segment& black_box, ProgressWriter& progress,
                                                     MeterOptions options) {

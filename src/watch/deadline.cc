@@ -36,8 +36,7 @@ bool IsPlainStepPhase(const OpenSection& section) {
   return IsStepPhase(section.phase) && section.name == PhaseName(section.phase);
 }
 
-// ---- LearnedLimit
-// ----------------------------------------------------------------------------------------------------
+// --- LearnedLimit ---
 
 absl::Duration LearnedLimit::Target(absl::Duration floor, absl::Duration ceiling) const {
   std::vector<int64_t> sorted(nanos_.begin(), nanos_.begin() + std::min<int64_t>(count_, kKept));
@@ -75,8 +74,7 @@ std::optional<absl::Duration> LearnedLimit::limit() const {
   return limit_;
 }
 
-// ---- DeadlineBook
-// ----------------------------------------------------------------------------------------------------
+// --- DeadlineBook ---
 
 void DeadlineBook::Observe(int rank, const WorkKey& key, absl::Duration took) {
   if (rank < 0) return;

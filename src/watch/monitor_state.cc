@@ -76,8 +76,7 @@ MonitorState::Track& MonitorState::TrackOf(int rank) {
   return tracks_[at];
 }
 
-// ---- Frozen
-// ----------------------------------------------------------------------------------------------------------
+// --- Frozen ---
 
 FreezeReason MonitorState::Frozen(const PollInput& input) const {
   int alive = 0, stopped = 0;
@@ -106,8 +105,7 @@ void MonitorState::StartAgain(int64_t now_ns) {
   }
 }
 
-// ---- Ages
-// ------------------------------------------------------------------------------------------------------------
+// --- Ages ---
 
 // Notes what only a reader of several looks can know: when progress ticked, since when a rank is
 // outside.
@@ -175,8 +173,7 @@ Pace MonitorState::PaceOf(const RankLook& look, const Track& track, int64_t now_
           innermost == nullptr ? "" : innermost->name};
 }
 
-// ---- Learning
-// --------------------------------------------------------------------------------------------------------
+// --- Learning ---
 
 // The step log is exact. What a phase waited inside collectives is counted apart there, but not by
 // the section's clock.
@@ -254,8 +251,7 @@ void MonitorState::Learn(const PollInput& input) {
   }
 }
 
-// ---- Judging
-// ---------------------------------------------------------------------------------------------------------
+// --- Judging ---
 
 // The look to compare with. A stop needs two polls only; everything else some time without a move.
 const MonitorState::Round* MonitorState::FirstRound(const Round& last) const {

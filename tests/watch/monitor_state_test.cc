@@ -35,8 +35,7 @@ SimJob::Extra Save(double seconds, double limit) {
       .seconds = seconds, .phase = Phase::kCheckpointWrite, .name = "save", .limit_seconds = limit};
 }
 
-// ---- O25
-// -------------------------------------------------------------------------------------------------------------
+// --- O25 ---
 
 TEST(MonitorState, LeavesASaveWithinItsDeclaredLimitAlone) {
   for (const bool all_ranks : {true, false}) {
@@ -104,8 +103,7 @@ TEST(MonitorState, LearnsNothingFromAStopOfTheWholeJob) {
   ExpectOne(watch, VerdictClass::kStopped, {2}, 100.05 + 2 - 0.2, 100.05 + 4);
 }
 
-// ---- The fault plan
-// --------------------------------------------------------------------------------------------------
+// --- The fault plan ---
 
 // Row 2: observe mode.
 TEST(MonitorState, ReportsRecoveryAndIsArmedAgain) {
