@@ -15,6 +15,7 @@ namespace {
 // The agent learns of them from the strings of the black box: the worker needs no message for it.
 constexpr std::string_view kFlopsMark = "outlast.meter.flops=";
 constexpr std::string_view kPeakMark = "outlast.meter.peak=";
+constexpr std::string_view kStepName = "step";  // the section of a step until its first phase
 
 std::string FlopsText(const FlopCount& flops) {
   if (!flops.is_known()) return "unknown FLOPs (none were given)";
@@ -147,7 +148,7 @@ Meter::Meter(Segment& black_box, ProgressWriter& progress, FlopCount flops, Mete
       flops_(std::move(flops)),
       peak_(std::move(options.peak)),
       clock_(options.clock) {
-  step_name_ = progress.Intern("step");
+  step_name_ = progress.Intern(kStepName);
   for (size_t i = 0; i < kPhaseCount; ++i)
     phase_names_[i] = progress.Intern(PhaseName(static_cast<Phase>(i)));
   black_box.Intern(fmt::format("{}{} {}", kFlopsMark, flops_.model, FlopsText(flops_)));
@@ -199,6 +200,30 @@ std::optional<double> MeterWindow::samples_per_second() const {
 }
 std::optional<double> MeterWindow::flops_per_second() const {
   return PerSecond(model_flops, time_ns);
+}
+
+std::optional<StepRecord> ReadOpenStep(const SegmentView& black_box, const StepRecord* last,
+                                       int64_t now_ns) {
+  const ProgressSnapshot progress = ReadProgress(black_box, static_cast<uint64_t>(now_ns));
+  if (progress.sections.empty()) return std::nullopt;
+  const OpenSection& outermost = progress.sections.front();
+  const bool is_between_steps = outermost.phase == Phase::kInit ||
+                                outermost.phase == Phase::kRebuild ||
+                                outermost.phase == Phase::kRestore;
+  // A phase of the step is named as such; until its first phase the step has a name of its own.
+  const bool is_of_meter =
+      outermost.name == kStepName || outermost.name == PhaseName(outermost.phase);
+  if (!is_of_meter || is_between_steps) return std::nullopt;
+  if (last != nullptr && last->generation == progress.generation && last->step == progress.step)
+    return std::nullopt;
+  StepRecord open{};
+  open.step = progress.step;
+  open.generation = progress.generation;
+  open.start_ns = std::min(outermost.start_ns, static_cast<uint64_t>(now_ns));
+  open.end_ns = static_cast<uint64_t>(now_ns);
+  open.loss = open.gradient_norm = std::numeric_limits<float>::quiet_NaN();
+  open.flags = kStepAborted;
+  return open;
 }
 
 std::optional<MeterEntry> ReadMeterEntry(const SegmentView& black_box) {
