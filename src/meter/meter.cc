@@ -29,6 +29,14 @@ uint32_t AddSaturated(uint32_t a, uint32_t b) {
   return __builtin_add_overflow(a, b, &sum) ? std::numeric_limits<uint32_t>::max() : sum;
 }
 
+// A phase of the step is named as such; until its first phase the step has a name of its own.
+bool IsOfStep(const OpenSection& section) {
+  const bool is_between_steps = section.phase == Phase::kInit || section.phase == Phase::kRebuild ||
+                                section.phase == Phase::kRestore;
+  return section.name == kStepName ||
+         (section.name == PhaseName(section.phase) && !is_between_steps);
+}
+
 std::optional<double> PerSecond(double amount, int64_t time_ns) {
   if (time_ns <= 0) return std::nullopt;
   return amount * 1e9 / static_cast<double>(time_ns);
@@ -205,21 +213,15 @@ std::optional<double> MeterWindow::flops_per_second() const {
 std::optional<StepRecord> ReadOpenStep(const SegmentView& black_box, const StepRecord* last,
                                        int64_t now_ns) {
   const ProgressSnapshot progress = ReadProgress(black_box, static_cast<uint64_t>(now_ns));
-  if (progress.sections.empty()) return std::nullopt;
-  const OpenSection& outermost = progress.sections.front();
-  const bool is_between_steps = outermost.phase == Phase::kInit ||
-                                outermost.phase == Phase::kRebuild ||
-                                outermost.phase == Phase::kRestore;
-  // A phase of the step is named as such; until its first phase the step has a name of its own.
-  const bool is_of_meter =
-      outermost.name == kStepName || outermost.name == PhaseName(outermost.phase);
-  if (!is_of_meter || is_between_steps) return std::nullopt;
+  const auto step_section =
+      std::find_if(progress.sections.begin(), progress.sections.end(), IsOfStep);
+  if (step_section == progress.sections.end()) return std::nullopt;
   if (last != nullptr && last->generation == progress.generation && last->step == progress.step)
     return std::nullopt;
   StepRecord open{};
   open.step = progress.step;
   open.generation = progress.generation;
-  open.start_ns = std::min(outermost.start_ns, static_cast<uint64_t>(now_ns));
+  open.start_ns = std::min(step_section->start_ns, static_cast<uint64_t>(now_ns));
   open.end_ns = static_cast<uint64_t>(now_ns);
   open.loss = open.gradient_norm = std::numeric_limits<float>::quiet_NaN();
   open.flags = kStepAborted;
