@@ -182,7 +182,9 @@ struct Place {
 Place PlaceBehind(const OwnClock& previous, int64_t previous_shift, const OwnClock& run) {
   const bool same_boot =
       !run.domain.boot_id.is_zero() && run.domain.boot_id == previous.domain.boot_id;
-  if (same_boot && run.begin >= previous.end) return {previous_shift, false};
+  // They may overlap a little: an agent is killed and the job started again before the last of its
+  // workers is gone.
+  if (same_boot && run.begin >= previous.begin) return {previous_shift, false};
   const Int128 gap = WallTime(run, run.begin) - WallTime(previous, previous.end);
   const int64_t begin =
       previous.end + previous_shift + static_cast<int64_t>(std::clamp<Int128>(gap, 0, kLatest));
@@ -415,7 +417,8 @@ void AddCutRun(size_t run, const std::vector<Invocation>& runs, const Groups& gr
   if (!is_new) return;
   fault->second.fault_class = "job killed";
   fault->second.found = "its ledger has no end record";
-  fault->second.failed_ns = fault->second.detected_ns = runs[run].end;
+  fault->second.failed_ns = fault->second.detected_ns =
+      std::min(runs[run].end, runs[run + 1].begin);
 }
 
 std::optional<int64_t> FirstUpOrCommit(const Invocation& run, int64_t from,
@@ -476,6 +479,7 @@ void FindLostSteps(const Groups& groups, std::vector<JobStep>& steps, Faults& fa
         steps[it->second].flags &= static_cast<uint16_t>(~kStepAborted);
       }
       left_early.erase(left_early.begin(), behind);
+      left_early.clear();  // what is left of them is run again, and lost below
       for (auto it = alive.lower_bound(*group.resume_step); it != alive.end();
            it = alive.erase(it)) {
         steps[it->second].is_lost = true;
