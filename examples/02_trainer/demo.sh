@@ -59,7 +59,7 @@ finish() {
 
 # The process of a rank, from the events of the newest RUN_DIR.
 pid_of() {
-  grep '"event":"started"' "$work/$1/runs/latest/events.jsonl" | grep "\"rank\":$2," | tail -n 1 | sed -E 's/.*"pid":([0-9]+).*/\1/'
+  grep '"event":"worker_started"' "$work/$1/runs/latest/events.jsonl" | grep "\"rank\":$2," | tail -n 1 | sed -E 's/.*"pid":([0-9]+).*/\1/'
 }
 
 note() {
@@ -106,7 +106,7 @@ verdict "final loss $value ($loss) and all weights equal the undisturbed run's b
 verdict "it lies below the text's unigram entropy, $entropy nats a byte" "$(awk "BEGIN{print ($value < $entropy) ? \"yes\" : \"no\"}")"
 proof=yes; counted=$("$check" --checkpoints none --log "$work/disturbed" "${options[@]}" 2>&1) || proof=no
 verdict "$counted" $proof
-lost=$("$outlast" report --json "$work"/disturbed/runs/run-* | tr ',' '\n' | sed -nE 's/.*"steps_lost": ?([0-9]+).*/\1/p' | head -n 1)
+lost=$("$outlast" report --json "$work"/disturbed/runs/run-* | sed -nE 's/.*"steps_run_again": ?([0-9]+).*/\1/p')
 counted_lost=$(sed -nE 's/.*; ([0-9]+) steps were lost.*/\1/p' <<<"$counted")
 equal=no; [ "$lost" = "$counted_lost" ] && equal=yes
 verdict "the ledger counts the same lost steps: $lost" $equal

@@ -70,16 +70,16 @@ absl::Status Train(const TrainerOptions& options) {
     if (step > 0) OUTLAST_RETURN_IF_ERROR(trainer->TakeExtras(checkpoints->restored_extras()));
 
     for (; step < options.steps; ++step) {
-      auto scope = meter->Step(step);
       OUTLAST_RETURN_IF_ERROR(generation.Check());
+      auto scope = meter->Step(step);
       scope.Enter(outlast::Phase::kData);
       OUTLAST_ASSIGN_OR_RETURN(const std::vector<int64_t> ids,
                                trainer->NextIds(generation.rank(), generation.world()));
-      OUTLAST_RETURN_IF_ERROR(trainer->ForwardBackward(ids, group, scope));
       if (consumption) {
         OUTLAST_RETURN_IF_ERROR(consumption->Append(
             {run->run_id(), generation.number(), step, generation.rank(), ids}));
       }
+      OUTLAST_RETURN_IF_ERROR(trainer->ForwardBackward(ids, group, scope));
       scope.Enter(outlast::Phase::kCheckpointSnapshot);
       OUTLAST_RETURN_IF_ERROR(checkpoints->BeforeUpdate());
       scope.Enter(outlast::Phase::kOptimizer);

@@ -266,8 +266,7 @@ absl::Status Checkpointer::Impl::MakeSnapshotter(const Message& answer, const St
   return absl::OkStatus();
 }
 
-// --- Restore
-// ----------------------------------------------------------------------------------------------------------
+// --- Restore ---
 
 absl::StatusOr<int64_t> Checkpointer::Impl::Restore(const StateView& state) {
   SectionScope section = run_.Section("restore", {.phase = Phase::kRestore});
@@ -338,8 +337,7 @@ absl::Status Checkpointer::Impl::RestoreFromDisk(const RestoreChoice& choice,
   return absl::OkStatus();
 }
 
-// --- Save
-// -------------------------------------------------------------------------------------------------------------
+// --- Save ---
 
 void Checkpointer::Impl::AddStall(int64_t started_ns) {
   const int64_t stall = MonotonicNanos() - started_ns;
@@ -499,8 +497,7 @@ CheckpointStats Checkpointer::Impl::stats() const {
   return stats;
 }
 
-// --- The public face
-// --------------------------------------------------------------------------------------------------
+// --- The public face ---
 
 Checkpointer::Checkpointer(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
 Checkpointer::~Checkpointer() = default;

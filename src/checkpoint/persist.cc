@@ -70,7 +70,9 @@ absl::StatusOr<PersistResult> WriteAndCommit(Root& root, const PersistRequest& r
 
 absl::StatusOr<PersistResult> Persist(Root& root, const PersistRequest& request) {
   const int64_t started = MonotonicNanos();
-  OUTLAST_ASSIGN_OR_RETURN(const std::string name, root.NewCheckpoint(request.step));
+  const auto made = root.NewCheckpoint(request.step);
+  if (!made.ok()) return Annotate(made.status(), fmt::format("save of step {}", request.step));
+  const std::string& name = *made;
   auto result = WriteAndCommit(root, request, name);
   if (!result.ok()) {
     // Whatever lies there without a manifest is invisible; a failing clean-up is left to the next

@@ -480,8 +480,10 @@ absl::StatusOr<std::string> Root::NewCheckpoint(int64_t step) {
     const absl::Status made = MakeFolder(PathOf(name));
     if (absl::IsAlreadyExists(made)) continue;
     OUTLAST_RETURN_IF_ERROR(made);
-    OUTLAST_RETURN_IF_ERROR(FsyncFolder(path_));
-    return name;
+    const absl::Status synced = FsyncFolder(path_);
+    if (synced.ok()) return name;
+    rmdir(PathOf(name).c_str());
+    return synced;
   }
 }
 
@@ -502,8 +504,9 @@ absl::Status Root::LinkManifest(const std::string& folder, const Manifest& manif
   }
   if (status.ok()) status = FsyncFolder(folder);
   if (status.ok()) status = FsyncFolder(path_);
-  const absl::Status removed = RemoveFile(temp);
-  return Annotate(status.ok() ? removed : status, fmt::format("commit step {}", manifest.step));
+  // A temp that stays harms nothing: what is committed must not be called a failure for it.
+  RemoveFile(temp).IgnoreError();
+  return Annotate(status, fmt::format("commit step {}", manifest.step));
 }
 
 absl::Status Root::Commit(const Manifest& manifest) {

@@ -108,8 +108,7 @@ bool SaveService::OnMessage(int slot, Message& message) {
   }
 }
 
-// --- Opening
-// ----------------------------------------------------------------------------------------------------------
+// --- Opening ---
 
 void SaveService::OnOpenRoot(int slot, Message& message) {
   PayloadReader reader(message.payload);
@@ -155,22 +154,22 @@ void SaveService::OnOpenRoot(int slot, Message& message) {
       });
 }
 
+absl::Status SaveService::Adopt(absl::StatusOr<std::shared_ptr<Opened>> opened) {
+  OUTLAST_RETURN_IF_ERROR(opened.status());
+  const size_t bytes = SealTable::BytesFor(world_);
+  OUTLAST_ASSIGN_OR_RETURN(table_fd_, MakeSealedMemory("outlast-seals", bytes));
+  OUTLAST_ASSIGN_OR_RETURN(Mapping mapping, Mapping::Shared(table_fd_.get(), bytes));
+  table_ = std::make_unique<SealTable>(std::move(mapping), world_);
+  opened_ = *std::move(opened);
+  BeatLater();
+  return absl::OkStatus();
+}
+
 void SaveService::OnOpened(absl::StatusOr<std::shared_ptr<Opened>> opened) {
   opening_ = false;
-  if (opened.ok()) {
-    auto fd = MakeSealedMemory("outlast-seals", SealTable::BytesFor(world_));
-    auto mapping = fd.ok() ? Mapping::Shared(fd->get(), SealTable::BytesFor(world_)) : fd.status();
-    if (mapping.ok()) {
-      opened_ = *std::move(opened);
-      table_fd_ = *std::move(fd);
-      table_ = std::make_unique<SealTable>(*std::move(mapping), world_);
-      BeatLater();
-    } else {
-      opened = mapping.status();
-    }
-  }
-  if (!opened_) {
-    open_error_ = Annotate(opened.status(), fmt::format("checkpoint root '{}'", checkpointer_.uri));
+  open_error_ = Adopt(std::move(opened));
+  if (!open_error_.ok()) {
+    open_error_ = Annotate(open_error_, fmt::format("checkpoint root '{}'", checkpointer_.uri));
     // Nothing was trained yet: the job is refused, and no restart would help.
     keeper_.Dispatch(RootRefused{std::string(MessageOf(open_error_))});
   }
@@ -200,8 +199,7 @@ void SaveService::BeatLater() {
   });
 }
 
-// --- Buffers
-// ----------------------------------------------------------------------------------------------------------
+// --- Buffers ---
 
 void SaveService::OnBuffers(int slot, Message& message) {
   PayloadReader reader(message.payload);
@@ -323,8 +321,7 @@ void SaveService::AnswerBuffers(const Waiter& waiter) {
   keeper_.Answer(waiter.slot, waiter.request, absl::OkStatus(), payload.bytes(), fds);
 }
 
-// --- Saves
-// ------------------------------------------------------------------------------------------------------------
+// --- Saves ---
 
 bool SaveService::is_pending(int64_t step) const {
   return collecting_.contains(step) || (queued_ && queued_->step == step) ||
@@ -533,8 +530,7 @@ void SaveService::ArmAutoSave() {
   });
 }
 
-// --- Generations
-// ------------------------------------------------------------------------------------------------------
+// --- Generations ---
 
 // The newest snapshot that every slot's buffers hold, by (generation, step).
 std::optional<SaveService::Common> SaveService::FindCommon() const {
@@ -643,8 +639,7 @@ int SaveService::members() const {
                                         [&](int slot) { return !keeper_.is_finished(slot); }));
 }
 
-// --- Restore
-// ----------------------------------------------------------------------------------------------------------
+// --- Restore ---
 
 void SaveService::OnChoose(int slot, const Message& message) {
   PayloadReader reader(message.payload);
@@ -797,8 +792,7 @@ void SaveService::CountVotes() {
   }
 }
 
-// --- Ends
-// -------------------------------------------------------------------------------------------------------------
+// --- Ends ---
 
 // The trainers may still be running: a pin either finds the snapshot that was read, or another one
 // is looked for.

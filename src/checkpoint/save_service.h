@@ -113,6 +113,7 @@ class SaveService final : public KeeperExtension {
   };
 
   void OnOpenRoot(int slot, Message& message);
+  absl::Status Adopt(absl::StatusOr<std::shared_ptr<Opened>> opened);
   void OnOpened(absl::StatusOr<std::shared_ptr<Opened>> opened);
   void AnswerOpen(const Waiter& waiter);
   void OnBuffers(int slot, Message& message);

@@ -122,7 +122,12 @@ void Job::On(const WorkerEnded& event) {
     return;
   }
   slot->state = State::kNone;
-  if (phase_ == JobPhase::kRunning || phase_ == JobPhase::kReforming) {
+  const bool going_on = phase_ == JobPhase::kRunning || phase_ == JobPhase::kReforming;
+  if (going_on && final_save_failed_ && joined && !ours && !event.end.clean()) {
+    // All is trained, and its save was tried again: a restart would only fail once more.
+    return End(JobOutcome::kNotInRoot, 0, *final_save_failed_);
+  }
+  if (going_on) {
     EndedWhileRunning(event.slot, ours ? State::kKilled : before, joined, event.end);
   } else if (phase_ == JobPhase::kStopping && slot->asked && !slot->sealed && !ours) {
     // Batch systems signal every process of a job, so the stop's own signal may end it. Nothing is
@@ -187,6 +192,7 @@ void Job::On(const StopPersisted& event) {
 }
 
 void Job::On(const CheckpointCommitted& event) {
+  final_save_failed_.reset();
   if (event.step <= step_committed_) return;
   step_committed_ = event.step;
   Refund();
@@ -199,13 +205,11 @@ void Job::On(const RestoreFailed& event) {
 void Job::On(const RootRefused& event) { End(JobOutcome::kRefused, 0, event.detail); }
 
 void Job::On(const RootLost& event) {
-  if (!not_in_root_) not_in_root_ = event.detail;
+  if (!root_lost_) root_lost_ = event.detail;
   if (phase_ == JobPhase::kRunning || phase_ == JobPhase::kReforming) BeginStop(0, event.detail);
 }
 
-void Job::On(const FinalSaveFailed& event) {
-  if (!not_in_root_) not_in_root_ = event.detail;
-}
+void Job::On(const FinalSaveFailed& event) { final_save_failed_ = event.detail; }
 
 void Job::On(const TimerFired& event) {
   if (event.timer == kTimer) armed_.reset();

@@ -106,8 +106,10 @@ void Job::End(JobOutcome outcome, int exit_code, const std::string& reason) {
   end_reason_ = reason;
   Abort(reason);
   persist_due_ = absl::InfiniteDuration();
-  // A root that isn't ours is not written, and where nothing restores nothing new was trained.
-  const bool keep = outcome != JobOutcome::kRefused && outcome != JobOutcome::kNeedsHuman;
+  // A root that isn't ours is not written, where nothing restores nothing new was trained, and what
+  // the root does not take was tried again already.
+  const bool keep = outcome != JobOutcome::kRefused && outcome != JobOutcome::kNeedsHuman &&
+                    outcome != JobOutcome::kNotInRoot;
   if (keep) Persist(reason, now_ + options_.stop_within);
   for (size_t i = 0; i < slots_.size(); ++i) {
     Slot& slot = slots_[i];
@@ -134,7 +136,7 @@ void Job::FinishWhenAllEnded() {
   });
   if (phase_ == JobPhase::kRunning || (phase_ == JobPhase::kStopping && all_finished)) {
     if (late_failure_) return FinishAs(*late_failure_, "a worker failed after its work was done");
-    if (not_in_root_) return FinishAs(ExitCodeOf(JobOutcome::kNotInRoot), *not_in_root_);
+    if (not_in_root()) return FinishAs(ExitCodeOf(JobOutcome::kNotInRoot), *not_in_root());
     return FinishAs(ExitCodeOf(JobOutcome::kFinished), "finished");
   }
   if (persist_due_ != absl::InfiniteDuration()) return;
@@ -153,13 +155,13 @@ void Job::FinishAs(int exit_code, std::string reason) {
 int Job::StopCode() const {
   if (stop_signal_ == SIGINT) return ExitCodeOf(JobOutcome::kInterrupted);
   if (stop_signal_ == SIGHUP) return ExitCodeOf(JobOutcome::kHungUp);
-  if (not_in_root_) return ExitCodeOf(JobOutcome::kNotInRoot);
+  if (not_in_root()) return ExitCodeOf(JobOutcome::kNotInRoot);
   return durable_ ? ExitCodeOf(JobOutcome::kPreemptedSaved, options_.preempt_exit)
                   : ExitCodeOf(JobOutcome::kPreemptedUnsaved);
 }
 
 std::string Job::StopReason() const {
-  if (not_in_root_) return fmt::format("stopped ({}): {}", stop_reason_, *not_in_root_);
+  if (not_in_root()) return fmt::format("stopped ({}): {}", stop_reason_, *not_in_root());
   if (!any_joined_) return fmt::format("stopped ({})", stop_reason_);
   return fmt::format("stopped ({}): {}; {}", stop_reason_,
                      gave_up_ ? "the newest common snapshot" : fmt::format("step {}", stop_step_),

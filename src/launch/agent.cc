@@ -115,8 +115,7 @@ class Agent final : public WorkerHost {
   std::optional<std::pair<int, std::string>> end_;  // exit code and reason
 };
 
-// --- Life
-// -------------------------------------------------------------------------------------------------------------
+// --- Life ---
 
 absl::Status Agent::SetUp() {
   RaiseDescriptorLimit();
@@ -173,8 +172,7 @@ void Agent::LoseControl() {
                      ended.ok() ? std::string() : fmt::format("; {}", MessageOf(ended))));
 }
 
-// --- Signals
-// ----------------------------------------------------------------------------------------------------------
+// --- Signals ---
 
 absl::Status Agent::WatchSignals() {
   sigset_t wanted;
@@ -225,8 +223,7 @@ void Agent::CaptureStacks(const outlast::CaptureStacks& request, std::function<v
   });
 }
 
-// --- Workers
-// ----------------------------------------------------------------------------------------------------------
+// --- Workers ---
 
 Agent::Worker* Agent::Find(int slot, uint64_t incarnation) {
   const auto found = workers_.find(slot);
@@ -325,8 +322,7 @@ void Agent::On(const TreeStuck& stuck) {
                   stuck.slot, stuck.pid));
 }
 
-// --- What the keeper tells
-// --------------------------------------------------------------------------------------------
+// --- What the keeper tells ---
 
 void Agent::OnFault(const RecordFault& record) {
   const FaultRecord& fault = record.fault;

@@ -33,8 +33,7 @@ bool AreOneFile(int a, int b) {
 
 }  // namespace
 
-// --- ConsoleSink
-// ------------------------------------------------------------------------------------------------------
+// --- ConsoleSink ---
 
 ConsoleSink::ConsoleSink(int fd) : fd_(fd) {
   struct stat info {};
@@ -80,8 +79,7 @@ size_t ConsoleSink::Flush() {
   return done;
 }
 
-// --- LineFollower
-// -----------------------------------------------------------------------------------------------------
+// --- LineFollower ---
 
 int64_t LineFollower::Size() const {
   struct stat info {};
@@ -197,8 +195,7 @@ bool LineFollower::Copy(ConsoleSink& sink) {
   return false;
 }
 
-// --- Console
-// ----------------------------------------------------------------------------------------------------------
+// --- Console ---
 
 absl::StatusOr<std::unique_ptr<Console>> Console::Start(int output_fd, int error_fd) {
   signal(SIGPIPE, SIG_IGN);  // `| head -1` must end neither us nor the job

@@ -104,9 +104,11 @@ absl::StatusOr<std::optional<GuardianReport>> Guardian::Receive() {
 
 absl::Status Guardian::Finish(absl::Duration limit) {
   if (std::exchange(finished_, true)) return absl::OkStatus();
+  // Told so, it knows that the agent was not killed.
+  Order(static_cast<uint8_t>(GuardianOrder::kFinish), 0, 0, 0).IgnoreError();
   // Its handle first: after waitpid the pid may be anybody's.
   const absl::StatusOr<UniqueFd> process = OpenPidFd(pid_);
-  channel_ = Channel();  // the guardian takes the end of file as the order to end
+  channel_ = Channel();  // the guardian ends at the end of file too
   if (process.ok()) {
     pollfd ended{process->get(), POLLIN, 0};
     const int64_t deadline = MonotonicNanos() + absl::ToInt64Nanoseconds(limit);

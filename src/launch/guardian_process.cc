@@ -17,6 +17,7 @@
 #include "base/error.h"
 #include "launch/guardian_wire.h"
 #include "launch/process.h"
+#include "launch/run_ledger.h"
 #include "outlast/base/clock.h"
 
 extern char** environ;
@@ -25,6 +26,8 @@ namespace outlast {
 namespace {
 
 constexpr char kTagVariable[] = "OUTLAST_SLOT_TAG";
+constexpr std::string_view kBlackBoxVariable = "OUTLAST_BLACKBOX_FD";
+constexpr std::string_view kRunDirVariable = "OUTLAST_RUN_DIR=";
 constexpr int64_t kStuckAfterNanos = 5'000'000'000;
 // A safety net only: ends are told by SIGCHLD. It catches a helper that was forked between a look
 // and its parent's kill.
@@ -75,10 +78,14 @@ class GuardianProcess {
 
   bool SetUp();
   void Serve();
+  // The agent was killed, and its workers are gone: writes the end of its ledger.
+  void CompleteLedgerOfAgent() const;
 
  private:
   bool TakeOrder();
   void TakeBirth(PayloadReader& order, int slot, uint64_t incarnation, std::vector<UniqueFd> fds);
+  // A slot keeps its box for the whole job.
+  void KeepBlackBox(const Birth& birth);
   void Deliver(Birth birth);
   [[noreturn]] void BecomeWorker(const Birth& birth, const std::string& tag, int failure_pipe);
   std::vector<std::string> EnvironmentFor(const Birth& birth, const std::string& tag,
@@ -103,9 +110,12 @@ class GuardianProcess {
   const GuardianCommand& command_;
   Channel agent_;
   const pid_t self_;
-  UniqueFd child_ended_;       // a signalfd
-  std::map<int, Ward> wards_;  // by slot
-  std::deque<Birth> births_;   // wait until no tree is being killed
+  UniqueFd child_ended_;                 // a signalfd
+  std::map<int, Ward> wards_;            // by slot
+  std::deque<Birth> births_;             // wait until no tree is being killed
+  std::map<int, UniqueFd> black_boxes_;  // by slot
+  std::string run_dir_;
+  bool was_told_to_finish_ = false;
 };
 
 bool GuardianProcess::SetUp() {
@@ -138,8 +148,7 @@ void GuardianProcess::Serve() {
   }
 }
 
-// --- Orders
-// -----------------------------------------------------------------------------------------------------------
+// --- Orders ---
 
 bool GuardianProcess::TakeOrder() {
   auto packet = agent_.Receive();
@@ -148,7 +157,10 @@ bool GuardianProcess::TakeOrder() {
   const auto kind = static_cast<GuardianOrder>(order.Int<uint8_t>());
   const int slot = order.Int<int32_t>();
   const auto incarnation = order.Int<uint64_t>();
-  if (kind == GuardianOrder::kFinish) return false;
+  if (kind == GuardianOrder::kFinish) {
+    was_told_to_finish_ = true;
+    return false;
+  }
   if (kind == GuardianOrder::kSpawn) {
     TakeBirth(order, slot, incarnation, std::move((*packet)->fds));
     return true;
@@ -201,8 +213,7 @@ void GuardianProcess::BeginKill(Ward& ward) {
   SignalTree(ward, SIGKILL);
 }
 
-// --- Birth
-// ------------------------------------------------------------------------------------------------------------
+// --- Birth ---
 
 void GuardianProcess::TakeBirth(PayloadReader& order, int slot, uint64_t incarnation,
                                 std::vector<UniqueFd> fds) {
@@ -211,7 +222,26 @@ void GuardianProcess::TakeBirth(PayloadReader& order, int slot, uint64_t incarna
     birth.environment.emplace_back(order.Text());
   for (uint32_t left = order.Int<uint32_t>(); left > 0 && order.ok(); --left)
     birth.variables.emplace_back(order.Text());
+  KeepBlackBox(birth);
   births_.push_back(std::move(birth));
+}
+
+void GuardianProcess::KeepBlackBox(const Birth& birth) {
+  for (const std::string& variable : birth.environment) {
+    if (variable.starts_with(kRunDirVariable)) run_dir_ = variable.substr(kRunDirVariable.size());
+  }
+  for (size_t i = 0; i < birth.variables.size() && i + 3 < birth.fds.size(); ++i) {
+    if (birth.variables[i] != kBlackBoxVariable || black_boxes_.contains(birth.slot)) continue;
+    UniqueFd box(fcntl(birth.fds[i + 3].get(), F_DUPFD_CLOEXEC, 3));
+    if (box.is_open()) black_boxes_.emplace(birth.slot, std::move(box));
+  }
+}
+
+void GuardianProcess::CompleteLedgerOfAgent() const {
+  if (was_told_to_finish_ || run_dir_.empty()) return;
+  std::map<int, int> boxes;
+  for (const auto& [slot, box] : black_boxes_) boxes[slot] = box.get();
+  CompleteLedger(run_dir_, boxes).IgnoreError();  // there is nobody left to tell
 }
 
 void GuardianProcess::Deliver(Birth birth) {
@@ -284,8 +314,7 @@ std::vector<std::string> GuardianProcess::EnvironmentFor(const Birth& birth, con
   return wanted;
 }
 
-// --- Death
-// ------------------------------------------------------------------------------------------------------------
+// --- Death ---
 
 void GuardianProcess::Reap() {
   for (const pid_t pid : ChildrenOf(self_)) {
@@ -416,6 +445,7 @@ void RunGuardian(const GuardianCommand& command, Channel agent) {
   GuardianProcess process(command, std::move(agent));
   if (process.SetUp()) process.Serve();
   EndDescendants(kEndAllLimit).IgnoreError();
+  process.CompleteLedgerOfAgent();
 }
 
 }  // namespace outlast

@@ -73,7 +73,10 @@ void RunLedger::Started(const SpawnWorker& worker, int pid, int black_box_fd) {
 }
 
 void RunLedger::Ended(int slot, int pid, uint64_t born, const ProcessEnd& end) {
-  if (const auto box = boxes_.find(slot); box != boxes_.end()) Drain(slot, box->second);
+  if (const auto box = boxes_.find(slot); box != boxes_.end()) {
+    Drain(slot, box->second);
+    AppendOpenStep(slot, box->second);
+  }
   const std::string how = end.signal != 0 ? fmt::format("signal {}", end.signal)
                                           : fmt::format("exit code {}", end.code);
   Append(DownEntry{Now(), std::max(born, generation_), slot, slot, pid, CauseOf(end), how});
@@ -122,9 +125,45 @@ void RunLedger::Drain(int slot, Box& box) {
   for (const StepRecord& record : read.records) {
     entries.emplace_back(ToStepEntry(record, slot, slot, boottime_minus_monotonic_ns_));
   }
+  if (!read.records.empty()) box.last = read.records.back();
   if (entries.empty()) return;
   const absl::Status written = writer_.Append(entries);
   if (error_.ok()) error_ = written;
+}
+
+void RunLedger::AppendOpenStep(int slot, const Box& box) {
+  const StepRecord* last = box.last ? &*box.last : nullptr;
+  if (const auto open = ReadOpenStep(box.view, last, MonotonicNanos()))
+    Append(ToStepEntry(*open, slot, slot, boottime_minus_monotonic_ns_));
+}
+
+absl::Status CompleteLedger(const std::string& run_dir, const std::map<int, int>& black_boxes) {
+  const std::string path = run_dir + "/ledger.bin";
+  OUTLAST_ASSIGN_OR_RETURN(const LedgerRead ledger, ReadLedger(path));
+  std::map<int, int64_t> known_to_ns;  // by slot: the start of the last step that is there
+  for (const LedgerEntry& entry : ledger.entries) {
+    if (std::holds_alternative<EndEntry>(entry)) return absl::OkStatus();
+    const auto* step = std::get_if<StepEntry>(&entry);
+    if (step != nullptr)
+      known_to_ns[step->slot] = std::max(known_to_ns[step->slot], step->start_ns);
+  }
+  const int64_t offset_ns = NanosOf(CLOCK_BOOTTIME) - NanosOf(CLOCK_MONOTONIC);
+  const int64_t now_ns = MonotonicNanos();
+  std::vector<LedgerEntry> entries;
+  for (const auto& [slot, fd] : black_boxes) {
+    const auto view = SegmentView::Open(fd);
+    if (!view.ok()) continue;
+    std::vector<StepRecord> steps = ReadStepLog(*view, 1).records;
+    const StepRecord* last = steps.empty() ? nullptr : &steps.back();
+    if (const auto open = ReadOpenStep(*view, last, now_ns)) steps.push_back(*open);
+    for (const StepRecord& step : steps) {
+      StepEntry entry = ToStepEntry(step, slot, slot, offset_ns);
+      if (entry.start_ns > known_to_ns[slot]) entries.emplace_back(std::move(entry));
+    }
+  }
+  if (entries.empty()) return absl::OkStatus();
+  OUTLAST_ASSIGN_OR_RETURN(LedgerWriter writer, LedgerWriter::Open(path));
+  return writer.Append(entries);
 }
 
 }  // namespace outlast

@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <map>
 #include <memory>
+#include <optional>
 #include <string>
 
 #include "absl/status/status.h"
@@ -14,6 +15,7 @@
 #include "launch/options.h"
 #include "outlast/base/id.h"
 #include "outlast/blackbox/segment.h"
+#include "outlast/blackbox/step_log.h"
 #include "outlast/elastic/job.h"
 #include "outlast/meter/ledger_file.h"
 
@@ -48,11 +50,14 @@ class RunLedger {
     SegmentView view;
     uint64_t next_seq = 1;
     bool has_meter = false;
+    std::optional<StepRecord> last;
   };
 
   RunLedger(EventLoop& loop, LedgerWriter writer);
   void DrainAndRepeat();
   void Drain(int slot, Box& box);
+  // What the slot's process was in when it ended.
+  void AppendOpenStep(int slot, const Box& box);
 
   EventLoop& loop_;
   LedgerWriter writer_;
@@ -62,5 +67,10 @@ class RunLedger {
   EventLoop::TimerId timer_ = 0;
   absl::Status error_;
 };
+
+// Writes what an agent that was killed could not: the steps since it looked last, and those that
+// its workers had open when they ended. Call it once they are gone. Does nothing where the ledger
+// has an end. `black_boxes`: by slot, borrowed.
+absl::Status CompleteLedger(const std::string& run_dir, const std::map<int, int>& black_boxes);
 
 }  // namespace outlast

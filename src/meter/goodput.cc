@@ -21,8 +21,7 @@ constexpr int64_t kLatestStart = int64_t{1} << 61;
 
 int64_t Clamp(int64_t value) { return std::clamp<int64_t>(value, 0, kLatest); }
 
-// ---- States painted over each other
-// ----------------------------------------------------------------------------------
+// --- States painted over each other ---
 
 using StateMask = uint32_t;
 
@@ -80,8 +79,7 @@ class Painter {
   std::map<int64_t, JobState> from_;
 };
 
-// ---- The invocations on one clock
-// ------------------------------------------------------------------------------------
+// --- The invocations on one clock ---
 
 // Calls f on each time of an entry; an unknown one (last_progress_ns of 0) is left out.
 template <typename F>
@@ -184,7 +182,9 @@ struct Place {
 Place PlaceBehind(const OwnClock& previous, int64_t previous_shift, const OwnClock& run) {
   const bool same_boot =
       !run.domain.boot_id.is_zero() && run.domain.boot_id == previous.domain.boot_id;
-  if (same_boot && run.begin >= previous.end) return {previous_shift, false};
+  // They may overlap a little: an agent is killed and the job started again before the last of its
+  // workers is gone.
+  if (same_boot && run.begin >= previous.begin) return {previous_shift, false};
   const Int128 gap = WallTime(run, run.begin) - WallTime(previous, previous.end);
   const int64_t begin =
       previous.end + previous_shift + static_cast<int64_t>(std::clamp<Int128>(gap, 0, kLatest));
@@ -211,8 +211,7 @@ Line PutOnOneClock(std::span<const RunEntries> runs) {
   return line;
 }
 
-// ---- Steps
-// -----------------------------------------------------------------------------------------------------------
+// --- Steps ---
 
 // A generation of an invocation: later ones may take back what earlier ones did.
 struct GroupKey {
@@ -359,8 +358,7 @@ Groups CollectGroups(const std::vector<Invocation>& runs, const std::vector<JobS
   return groups;
 }
 
-// ---- Interruptions
-// ---------------------------------------------------------------------------------------------------
+// --- Interruptions ---
 
 using Faults = std::map<GroupKey, Interruption>;
 
@@ -419,7 +417,8 @@ void AddCutRun(size_t run, const std::vector<Invocation>& runs, const Groups& gr
   if (!is_new) return;
   fault->second.fault_class = "job killed";
   fault->second.found = "its ledger has no end record";
-  fault->second.failed_ns = fault->second.detected_ns = runs[run].end;
+  fault->second.failed_ns = fault->second.detected_ns =
+      std::min(runs[run].end, runs[run + 1].begin);
 }
 
 std::optional<int64_t> FirstUpOrCommit(const Invocation& run, int64_t from,
@@ -464,8 +463,7 @@ Faults CollectFaults(const std::vector<Invocation>& runs, const Groups& groups) 
   return faults;
 }
 
-// ---- Lost work
-// -------------------------------------------------------------------------------------------------------
+// --- Lost work ---
 
 // Walks the generations in order and takes back what each of them does again.
 void FindLostSteps(const Groups& groups, std::vector<JobStep>& steps, Faults& faults) {
@@ -481,6 +479,7 @@ void FindLostSteps(const Groups& groups, std::vector<JobStep>& steps, Faults& fa
         steps[it->second].flags &= static_cast<uint16_t>(~kStepAborted);
       }
       left_early.erase(left_early.begin(), behind);
+      left_early.clear();  // what is left of them is run again, and lost below
       for (auto it = alive.lower_bound(*group.resume_step); it != alive.end();
            it = alive.erase(it)) {
         steps[it->second].is_lost = true;
@@ -501,8 +500,7 @@ void FindLostSteps(const Groups& groups, std::vector<JobStep>& steps, Faults& fa
   for (const auto& [step, index] : left_early) steps[index].is_lost = true;
 }
 
-// ---- Painting
-// --------------------------------------------------------------------------------------------------------
+// --- Painting ---
 
 int64_t EndOfQueue(const Invocation& run, std::optional<int64_t> first_step) {
   std::vector<UpEntry> ups = run.All<UpEntry>();

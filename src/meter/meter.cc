@@ -15,6 +15,7 @@ namespace {
 // The agent learns of them from the strings of the black box: the worker needs no message for it.
 constexpr std::string_view kFlopsMark = "outlast.meter.flops=";
 constexpr std::string_view kPeakMark = "outlast.meter.peak=";
+constexpr std::string_view kStepName = "step";  // the section of a step until its first phase
 
 std::string FlopsText(const FlopCount& flops) {
   if (!flops.is_known()) return "unknown FLOPs (none were given)";
@@ -26,6 +27,14 @@ std::string FlopsText(const FlopCount& flops) {
 uint32_t AddSaturated(uint32_t a, uint32_t b) {
   uint32_t sum = 0;
   return __builtin_add_overflow(a, b, &sum) ? std::numeric_limits<uint32_t>::max() : sum;
+}
+
+// A phase of the step is named as such; until its first phase the step has a name of its own.
+bool IsOfStep(const OpenSection& section) {
+  const bool is_between_steps = section.phase == Phase::kInit || section.phase == Phase::kRebuild ||
+                                section.phase == Phase::kRestore;
+  return section.name == kStepName ||
+         (section.name == PhaseName(section.phase) && !is_between_steps);
 }
 
 std::optional<double> PerSecond(double amount, int64_t time_ns) {
@@ -46,8 +55,7 @@ void ParseDeclaration(std::string_view line, std::string_view mark, Number& numb
 
 }  // namespace
 
-// ---- StepScope
-// -------------------------------------------------------------------------------------------------------
+// --- StepScope ---
 
 StepScope::StepScope(Meter& meter, int64_t step) : meter_(meter) {
   entered_ns_ = meter.Now();
@@ -125,8 +133,7 @@ void StepScope::SetLoss(float loss, float gradient_norm) {
   record_.gradient_norm = gradient_norm;
 }
 
-// ---- Meter
-// -----------------------------------------------------------------------------------------------------------
+// --- Meter ---
 
 absl::StatusOr<std::unique_ptr<Meter>> Meter::Start(Segment& black_box, ProgressWriter& progress,
                                                     MeterOptions options) {
@@ -149,7 +156,7 @@ Meter::Meter(Segment& black_box, ProgressWriter& progress, FlopCount flops, Mete
       flops_(std::move(flops)),
       peak_(std::move(options.peak)),
       clock_(options.clock) {
-  step_name_ = progress.Intern("step");
+  step_name_ = progress.Intern(kStepName);
   for (size_t i = 0; i < kPhaseCount; ++i)
     phase_names_[i] = progress.Intern(PhaseName(static_cast<Phase>(i)));
   black_box.Intern(fmt::format("{}{} {}", kFlopsMark, flops_.model, FlopsText(flops_)));
@@ -201,6 +208,24 @@ std::optional<double> MeterWindow::samples_per_second() const {
 }
 std::optional<double> MeterWindow::flops_per_second() const {
   return PerSecond(model_flops, time_ns);
+}
+
+std::optional<StepRecord> ReadOpenStep(const SegmentView& black_box, const StepRecord* last,
+                                       int64_t now_ns) {
+  const ProgressSnapshot progress = ReadProgress(black_box, static_cast<uint64_t>(now_ns));
+  const auto step_section =
+      std::find_if(progress.sections.begin(), progress.sections.end(), IsOfStep);
+  if (step_section == progress.sections.end()) return std::nullopt;
+  if (last != nullptr && last->generation == progress.generation && last->step == progress.step)
+    return std::nullopt;
+  StepRecord open{};
+  open.step = progress.step;
+  open.generation = progress.generation;
+  open.start_ns = std::min(step_section->start_ns, static_cast<uint64_t>(now_ns));
+  open.end_ns = static_cast<uint64_t>(now_ns);
+  open.loss = open.gradient_norm = std::numeric_limits<float>::quiet_NaN();
+  open.flags = kStepAborted;
+  return open;
 }
 
 std::optional<MeterEntry> ReadMeterEntry(const SegmentView& black_box) {

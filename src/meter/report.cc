@@ -89,7 +89,7 @@ void AddSteps(RunReport& report) {
   double seconds = 0, flops = 0, flops_seconds = 0, mfu_flops = 0, possible_flops = 0;
   for (const JobStep& step : report.timeline.steps) {
     if (step.is_lost) {
-      report.steps_lost += (step.flags & kStepAborted) == 0 ? 1 : 0;
+      ++((step.flags & kStepAborted) == 0 ? report.steps_lost : report.steps_cut);
       continue;
     }
     ++report.steps_finished;

@@ -24,6 +24,7 @@ struct RunReport {
 
   int64_t steps_finished = 0;  // that survived
   int64_t steps_lost = 0;      // finished ones that were run again
+  int64_t steps_cut = 0;       // begun by some rank, never finished, and run again
   std::optional<int64_t> step_p50_ns, step_p99_ns;
   uint64_t tokens = 0;  // real ones of surviving steps: the lifetime counter
   uint64_t samples = 0;

@@ -141,8 +141,9 @@ std::string RatioText(const RunReport& report) {
 }
 
 std::string RateText(const RunReport& report) {
-  std::string out = fmt::format("{} steps, {} of them run again after an interruption\n",
-                                report.steps_finished + report.steps_lost, report.steps_lost);
+  std::string out = fmt::format(
+      "{} steps; after interruptions {} finished ones and {} unfinished ones were run again\n",
+      report.steps_finished, report.steps_lost, report.steps_cut);
   out += fmt::format("step time p50 {}, p99 {}\n", Duration(report.step_p50_ns),
                      Duration(report.step_p99_ns));
   if (report.tokens_per_second) {
@@ -224,6 +225,8 @@ std::string ReportJson(const RunReport& report) {
                               {"unattended_recovery_rate", OrNull(ratios.unattended_recovery_rate)},
                               {"steps_finished", report.steps_finished},
                               {"steps_lost", report.steps_lost},
+                              {"steps_cut", report.steps_cut},
+                              {"steps_run_again", report.steps_lost + report.steps_cut},
                               {"step_p50_ns", OrNull(report.step_p50_ns)},
                               {"step_p99_ns", OrNull(report.step_p99_ns)},
                               {"tokens", report.tokens},

@@ -165,8 +165,7 @@ class Keeper::Impl {
       std::make_shared<bool>(true);  // shared with callbacks that may outlive the keeper
 };
 
-// --- The job machine
-// --------------------------------------------------------------------------------------------------
+// --- The job machine ---
 
 absl::Status Keeper::Impl::Start() {
   for (size_t i = 0; i < slots_.size(); ++i) {
@@ -391,8 +390,7 @@ void Keeper::Impl::OnWorkerEnded(int number, uint64_t incarnation, const Process
   Dispatch(WorkerEnded{number, incarnation, end});
 }
 
-// --- Messages
-// ---------------------------------------------------------------------------------------------------------
+// --- Messages ---
 
 void Keeper::Impl::Receive(int slot) {
   for (int i = 0; i < kMessagesAtOnce && ReceiveOne(slot); ++i) {
@@ -642,8 +640,7 @@ absl::Status Keeper::Impl::Share(int number, const Message& message) {
   return absl::OkStatus();
 }
 
-// --- Sending
-// ----------------------------------------------------------------------------------------------------------
+// --- Sending ---
 
 void Keeper::Impl::Refuse(int slot, const Message& message, const absl::Status& why) {
   // What a survivor still asks of a generation that just ended is no misbehaviour.
@@ -733,8 +730,7 @@ void Keeper::Impl::Disconnect(Slot& slot) {
   slot.channel = Channel();
 }
 
-// --- The face
-// ---------------------------------------------------------------------------------------------------------
+// --- The face ---
 
 Keeper::Keeper(EventLoop& loop, WorkerHost& host, KeeperOptions options)
     : impl_(std::make_unique<Impl>(loop, host, std::move(options))) {}

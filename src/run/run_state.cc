@@ -39,8 +39,7 @@ void NameThisThread(const char* name) { pthread_setname_np(pthread_self(), name)
 
 }  // namespace
 
-// --- Joining
-// ----------------------------------------------------------------------------------------------------------
+// --- Joining ---
 
 RunState::RunState(WorkerEnvironment environment, Segment box)
     : environment_(std::move(environment)),
@@ -151,8 +150,7 @@ uint16_t RunState::SectionName(std::string_view name) {
   return section_names_.emplace(name, progress_.Intern(name)).first->second;
 }
 
-// --- The reader's thread
-// ----------------------------------------------------------------------------------------------
+// --- The reader's thread ---
 
 void RunState::Read() {
   NameThisThread("outlast-run");
@@ -297,8 +295,7 @@ void RunState::OnKeeperGone() {
   socket_link_->Close(gone);
 }
 
-// --- Generations
-// ------------------------------------------------------------------------------------------------------
+// --- Generations ---
 
 absl::StatusOr<Membership> RunState::WaitForMembership(StagedOutcome outcome,
                                                        std::string_view text) {
@@ -386,8 +383,7 @@ void RunState::EndCallbacks() {
   for (std::thread& thread : threads) thread.join();
 }
 
-// --- Stopping
-// ---------------------------------------------------------------------------------------------------------
+// --- Stopping ---
 
 bool RunState::stopped() const {
   MutexLock lock(mutex_);

@@ -36,8 +36,7 @@ bool IsPlainStepPhase(const OpenSection& section) {
   return IsStepPhase(section.phase) && section.name == PhaseName(section.phase);
 }
 
-// ---- LearnedLimit
-// ----------------------------------------------------------------------------------------------------
+// --- LearnedLimit ---
 
 absl::Duration LearnedLimit::Target(absl::Duration floor, absl::Duration ceiling) const {
   std::vector<int64_t> sorted(nanos_.begin(), nanos_.begin() + std::min<int64_t>(count_, kKept));
@@ -75,8 +74,7 @@ std::optional<absl::Duration> LearnedLimit::limit() const {
   return limit_;
 }
 
-// ---- DeadlineBook
-// ----------------------------------------------------------------------------------------------------
+// --- DeadlineBook ---
 
 void DeadlineBook::Observe(int rank, const WorkKey& key, absl::Duration took) {
   if (rank < 0) return;
@@ -116,7 +114,8 @@ absl::Duration DeadlineBook::Configured(Phase phase) const {
   }
 }
 
-WorkLimit DeadlineBook::For(const OpenSection* section, uint8_t comm_kind, bool may_learn) const {
+WorkLimit DeadlineBook::For(const OpenSection* section, uint8_t comm_kind, bool may_learn,
+                            const OpenSection* outer) const {
   const Phase phase = section == nullptr ? Phase::kNone : section->phase;
   const WorkLimit configured{Configured(phase), false};
   // Switched off is switched off: nothing learned switches it on.
@@ -129,7 +128,11 @@ WorkLimit DeadlineBook::For(const OpenSection* section, uint8_t comm_kind, bool 
     return of_step ? WorkLimit{*of_step, true} : configured;
   }
   if (const auto own = Learned({section->id, phase, comm_kind})) return {*own, true};
-  if (!IsPlainStepPhase(*section)) return configured;
+  // A collective inside a phase of the step is bounded by the step too. Polls see too little of one
+  // that takes milliseconds to learn it soon.
+  const bool is_wait_in_step =
+      phase == Phase::kCommWait && comm_kind != 0 && outer != nullptr && IsPlainStepPhase(*outer);
+  if (!IsPlainStepPhase(*section) && !is_wait_in_step) return configured;
   if (const auto of_phase = Learned(WorkKey::PhaseOfStep(phase))) return {*of_phase, true};
   if (const auto of_step = Learned(WorkKey::Step())) return {*of_step, true};
   return configured;

@@ -73,8 +73,10 @@ class DeadlineBook {
   DeadlineBook(const WatchdogOptions& options, int world) : options_(options), world_(world) {}
 
   void Observe(int rank, const WorkKey& key, absl::Duration took);
-  // `may_learn`: the rank is past its warm-up steps. `section` is null outside any.
-  WorkLimit For(const OpenSection* section, uint8_t comm_kind, bool may_learn) const;
+  // `may_learn`: the rank is past its warm-up steps. `section` is null outside any; `outer` is the
+  // one around it, where there is one.
+  WorkLimit For(const OpenSection* section, uint8_t comm_kind, bool may_learn,
+                const OpenSection* outer = nullptr) const;
   // A new world, other sequence length or batch, a restart: everything is learned anew.
   void Reset() { learned_.clear(); }
 

@@ -13,8 +13,7 @@ namespace outlast {
 Monitor::Monitor(Keeper& keeper, WorkerHost& host, MonitorListener listener)
     : keeper_(keeper), host_(host), listener_(std::move(listener)) {}
 
-// ---- What the keeper tells
-// -------------------------------------------------------------------------------------------
+// --- What the keeper tells ---
 
 // Every rank asks; the first one's options hold.
 bool Monitor::OnMessage(int slot, Message& message) {
@@ -69,8 +68,7 @@ void Monitor::OnWorkerEnded(int slot) {
   if (slot >= 0 && static_cast<size_t>(slot) < ended_.size()) ended_[static_cast<size_t>(slot)] = 1;
 }
 
-// ---- Polling
-// ---------------------------------------------------------------------------------------------------------
+// --- Polling ---
 
 void Monitor::Schedule() {
   // At a steady pace, so that a poll's own cost does not stretch it; after a delay from now on.
@@ -136,8 +134,7 @@ void Monitor::PollNow() {
   if (result.finding) OnFinding(*result.finding, absl::Nanoseconds(MonotonicNanos() - started_ns));
 }
 
-// ---- Findings
-// --------------------------------------------------------------------------------------------------------
+// --- Findings ---
 
 // The culprits, and two of those that wait for them.
 std::vector<int> Monitor::SlotsForStacks(const Verdict& verdict) const {

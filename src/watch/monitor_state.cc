@@ -76,8 +76,7 @@ MonitorState::Track& MonitorState::TrackOf(int rank) {
   return tracks_[at];
 }
 
-// ---- Frozen
-// ----------------------------------------------------------------------------------------------------------
+// --- Frozen ---
 
 FreezeReason MonitorState::Frozen(const PollInput& input) const {
   int alive = 0, stopped = 0;
@@ -106,8 +105,7 @@ void MonitorState::StartAgain(int64_t now_ns) {
   }
 }
 
-// ---- Ages
-// ------------------------------------------------------------------------------------------------------------
+// --- Ages ---
 
 // Notes what only a reader of several looks can know: when progress ticked, since when a rank is
 // outside.
@@ -168,14 +166,14 @@ Pace MonitorState::PaceOf(const RankLook& look, const Track& track, int64_t now_
   const int64_t since_ns =
       std::max(innermost == nullptr ? 0 : track.ticks.back().at_ns, NewestCommChange(look));
   const bool may_learn = IsWarm(look.progress.step, track.first_step, options_.warm_up_steps);
-  const WorkLimit limit = book_.For(innermost, KindOf(pending), may_learn);
+  const OpenSection* outer = sections.size() < 2 ? nullptr : &sections[sections.size() - 2];
+  const WorkLimit limit = book_.For(innermost, KindOf(pending), may_learn, outer);
   return {age_since(innermost == nullptr ? std::max(since_ns, track.outside_since_ns) : since_ns),
           limit.limit, limit.is_learned ? LimitSource::kLearned : LimitSource::kConfigured,
           innermost == nullptr ? "" : innermost->name};
 }
 
-// ---- Learning
-// --------------------------------------------------------------------------------------------------------
+// --- Learning ---
 
 // The step log is exact. What a phase waited inside collectives is counted apart there, but not by
 // the section's clock.
@@ -187,6 +185,7 @@ void MonitorState::LearnSteps(const PollInput& input) {
     track.has_step_log = true;
     if (track.first_step == 0) track.first_step = step.step;
     if (step.flags & kStepAborted) continue;
+    if (static_cast<int64_t>(step.start_ns) <= disturbed_until_ns_) continue;
     if (!IsWarm(step.step, track.first_step, options_.warm_up_steps)) continue;
     const auto observe = [&](const WorkKey& key, uint64_t nanos) {
       book_.Observe(ended.rank, key, absl::Nanoseconds(static_cast<int64_t>(nanos)));
@@ -212,7 +211,7 @@ void MonitorState::LearnByPolls(const RankLook& look, Track& track, int64_t now_
                               : WorkKey{innermost->id, innermost->phase, KindOf(PendingComm(look))};
   const uint64_t opened = innermost == nullptr ? 0 : innermost->opened;
   if (track.working_opened != 0 && (opened != track.working_opened || working != track.working)) {
-    if (is_warm)
+    if (is_warm && track.working_since_ns > disturbed_until_ns_)
       book_.Observe(look.rank, track.working, absl::Nanoseconds(now_ns - track.working_since_ns));
     track.working_opened = 0;
   }
@@ -227,7 +226,8 @@ void MonitorState::LearnByPolls(const RankLook& look, Track& track, int64_t now_
   const bool is_in_step = innermost == nullptr || IsStepPhase(innermost->phase);
   if (progress.step > track.step) {
     const auto steps = static_cast<int64_t>(progress.step - track.step);
-    if (is_warm && !track.has_step_log && is_in_step && track.was_in_step) {
+    if (is_warm && !track.has_step_log && is_in_step && track.was_in_step &&
+        track.step_changed_ns > disturbed_until_ns_) {
       book_.Observe(look.rank, WorkKey::Step(),
                     absl::Nanoseconds((now_ns - track.step_changed_ns) / steps));
     }
@@ -251,8 +251,7 @@ void MonitorState::Learn(const PollInput& input) {
   }
 }
 
-// ---- Judging
-// ---------------------------------------------------------------------------------------------------------
+// --- Judging ---
 
 // The look to compare with. A stop needs two polls only; everything else some time without a move.
 const MonitorState::Round* MonitorState::FirstRound(const Round& last) const {
@@ -338,7 +337,11 @@ PollResult MonitorState::Poll(PollInput input) {
   last_poll_ns_ = now_ns;
   last_boottime_ns_ = input.boottime_ns;
   if (is_first || result.frozen != FreezeReason::kNone) StartAgain(now_ns);
-  if (result.frozen != FreezeReason::kNone) return result;
+  if (result.frozen != FreezeReason::kNone) {
+    // A late loop is ours: the work may well have been as slow as it looks.
+    if (result.frozen != FreezeReason::kLateLoop) disturbed_until_ns_ = now_ns;
+    return result;
+  }
 
   for (const RankLook& look : input.looks) {
     if (look.has_data && look.progress.generation != generation_) ++ignored_looks_;
@@ -355,6 +358,7 @@ PollResult MonitorState::Poll(PollInput input) {
   const int64_t apart_ns = absl::ToInt64Nanoseconds(options_.looks_apart);
   while (rounds_.size() > 2 && now_ns - rounds_[1].at_ns >= apart_ns) rounds_.pop_front();
   Report(JudgeNow(), &result);
+  if (reported_ && reported_->verdict_class == VerdictClass::kStopped) disturbed_until_ns_ = now_ns;
   return result;
 }
 

@@ -123,6 +123,9 @@ class MonitorState {
   int64_t last_boottime_ns_ = 0;
   bool has_polled_ = false;
   int64_t started_again_ns_ = 0;  // no age reaches back beyond this
+  // The last poll at which the job was frozen or a rank was reported as stopped: how long the work
+  // took that had begun by then says nothing of the work.
+  int64_t disturbed_until_ns_ = 0;
   std::optional<Verdict> reported_;
   std::vector<RankLook> reported_looks_;
   int64_t ignored_looks_ = 0;

@@ -197,8 +197,7 @@ class Judge {
                                             comm.op.empty() ? "" : ": ", comm.op));
   }
 
-  // ---- Rule 1
-  // --------------------------------------------------------------------------------------------------------
+  // --- Rule 1 ---
 
   bool JudgeExpired() {
     if (!options_.needs_expired_deadline) return false;
@@ -294,8 +293,7 @@ class Judge {
     return true;
   }
 
-  // ---- Rules 2 to 6
-  // --------------------------------------------------------------------------------------------------
+  // --- Rules 2 to 6 ---
 
   void JudgeWork() {
     if (std::none_of(ranks_.begin(), ranks_.end(),
@@ -473,8 +471,7 @@ class Judge {
     return false;
   }
 
-  // ---- Cycles
-  // --------------------------------------------------------------------------------------------------------
+  // --- Cycles ---
 
   // The first group in which the rank waits.
   const WaitGroup* GroupOf(int index) {

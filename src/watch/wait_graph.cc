@@ -159,8 +159,7 @@ class Builder {
     (group.missing.empty() ? graph_.full : graph_.groups).push_back(std::move(group));
   }
 
-  // ---- Signatures
-  // ----------------------------------------------------------------------------------------------------
+  // --- Signatures ---
 
   struct Side {
     const KeptOperation* operation;
@@ -252,8 +251,7 @@ class Builder {
     graph_.divergences.push_back(std::move(found));
   }
 
-  // ---- Sends and receives
-  // --------------------------------------------------------------------------------------------
+  // --- Sends and receives ---
 
   static const PairRow* FindPair(const RankLook& look, uint64_t comm, uint32_t peer) {
     for (const PairRow& pair : look.pairs) {

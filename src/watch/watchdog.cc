@@ -64,8 +64,7 @@ void PrintOwnStacks() {
 
 }  // namespace
 
-// ---- Without an agent
-// ------------------------------------------------------------------------------------------------
+// --- Without an agent ---
 
 // A thread that polls this process's own black box. It can name and print; there is nobody to act.
 class Watchdog::Local {
@@ -137,8 +136,7 @@ class Watchdog::Local {
   std::thread thread_;  // last: it uses the others
 };
 
-// ---- Watchdog
-// --------------------------------------------------------------------------------------------------------
+// --- Watchdog ---
 
 Watchdog::Watchdog(std::unique_ptr<Local> local) : local_(std::move(local)) {}
 Watchdog::~Watchdog() = default;

@@ -209,6 +209,32 @@ TEST(Checkpointer, GoesOnFromMemoryWhenARankIsKilled) {
   EXPECT_EQ(CommittedSteps(folder / "root"), std::vector<int64_t>{40});
 }
 
+// A verdict ends the generation in the middle of a step while every rank lives: that step leaves
+// nothing behind.
+TEST(Checkpointer, AnAbortWithAllRanksAliveSealsNothing) {
+  TempFolder folder;
+  Seen seen;
+  std::atomic<bool> aborted{false};
+  RunJob({.ranks = 3,
+          .steps = 30,
+          .checkpoints = {.uri = folder / "root", .every = Every::Steps(1000)},
+          .at_step =
+              [&](LocalWorld& world, outlast::Run& run, int64_t step) {
+                if (run.rank() != 1 || step != 12 || aborted.exchange(true)) return;
+                world.OnKeeper([](Keeper& keeper) {
+                  keeper.Dispatch(
+                      VerdictGiven{.culprit = 2, .verdict_class = "test", .detail = "for a test"});
+                });
+              }},
+         seen);
+  EXPECT_EQ(seen.result.exit_code, 0) << seen.result.reason;
+  EXPECT_EQ(seen.wrong_states, 0);
+  ASSERT_EQ(seen.restored_steps.size(), 2u);
+  EXPECT_LE(seen.restored_steps[1], 12);
+  EXPECT_GE(seen.restored_steps[1], 11);
+  EXPECT_EQ(seen.result.spawns, 3) << "nobody was replaced";
+}
+
 TEST(Checkpointer, ASecondInvocationGoesOnFromDisk) {
   TempFolder folder;
   Seen first, second;

@@ -6,8 +6,8 @@
 #include <random>
 
 #include "outlast/checkpoint/state.h"
-#include "tests/support/paths.h"
 #include "tests/checkpoint/disk_fixture.h"
+#include "tests/support/paths.h"
 
 namespace outlast {
 namespace {

@@ -147,6 +147,28 @@ TEST(Job, AFinalSaveThatFailedOrACrashAfterTheWorkIsNotHiddenByZero) {
   EXPECT_EQ(crashed.All<SpawnWorker>().size(), 1u);
 }
 
+TEST(Job, AWorkerThatEndsBecauseTheFinalSaveFailedIsNotRestarted) {
+  Bench bench({.world = 2});
+  bench.EnterAll();
+  bench.Give(FinalSaveFailed{"disk full"});
+  bench.End(0, {.code = 1});
+  bench.End(1, {.code = 1});
+  ASSERT_TRUE(bench.finished);
+  EXPECT_EQ(bench.finished->exit_code, 88);
+  EXPECT_EQ(bench.finished->reason, "disk full");
+  EXPECT_EQ(bench.All<SpawnWorker>().size(), 2u);
+}
+
+TEST(Job, AFinalSaveThatSucceedsLaterEndsWithZero) {
+  Bench bench({.world = 1});
+  bench.EnterAll();
+  bench.Give(FinalSaveFailed{"disk full"});
+  bench.Give(CheckpointCommitted{40});
+  bench.Finished(0);
+  bench.End(0, kClean);
+  EXPECT_EQ(bench.finished->exit_code, 0);
+}
+
 // --- Re-forming ---
 
 TEST(Job, SurvivorsKeepTheirProcessAndTheDeadSlotIsRefilledAtOnce) {

@@ -141,8 +141,7 @@ TEST(ExitCode, ComesWithTheLastLinesOfTheOneThatFailed) {
   EXPECT_THAT(job.Report()["root"]["last_lines"], HasSubstr("why: "));
 }
 
-// --- Bad input
-// --------------------------------------------------------------------------------------------------------
+// --- Bad input ---
 
 void ExpectRefused(std::vector<std::string> arguments, const std::string& line) {
   SCOPED_TRACE(::testing::PrintToString(arguments));
@@ -178,7 +177,8 @@ TEST(BadInput, IsRefusedInOneLineBeforeAWorkerRan) {
 
 TEST(BadInput, OfTheEnvironmentIsNamedToo) {
   Launched job;
-  job.StartProgram({"/usr/bin/env", "WORLD_SIZE=8", ToolPath(), "run", "-n", "2", "--", "true"});
+  job.StartProgram(
+      {"/usr/bin/env", "WORLD_SIZE=8", testing::ToolPath(), "run", "-n", "2", "--", "true"});
   EXPECT_EQ(job.Wait().code, 85);
   EXPECT_THAT(job.Read("err"), HasSubstr("WORLD_SIZE=8"));
 }
@@ -186,7 +186,7 @@ TEST(BadInput, OfTheEnvironmentIsNamedToo) {
 TEST(BadInput, AWorkingDirectoryThatIsGone) {
   Launched job;
   job.StartProgram({"/bin/sh", "-c",
-                    std::string("mkdir gone; cd gone; rmdir ../gone; exec ") + ToolPath() +
+                    std::string("mkdir gone; cd gone; rmdir ../gone; exec ") + testing::ToolPath() +
                         " run -n 1 -- true"});
   EXPECT_EQ(job.Wait().code, 85);
   EXPECT_THAT(job.Read("err"), HasSubstr("the working directory was removed"));
@@ -208,7 +208,7 @@ TEST(BadInput, AFullDiskEndsTheRunWithALine) {
   std::filesystem::create_directory(job.Path("small"));
   job.StartProgram({"/usr/bin/unshare", "-m", "sh", "-c",
                     std::string("mount -t tmpfs -o nr_inodes=6 tmpfs small || exit 99; exec ") +
-                        ToolPath() + " run -n 2 --run-dir small -- true"});
+                        testing::ToolPath() + " run -n 2 --run-dir small -- true"});
   const int code = job.Wait().code;
   if (code == 99) GTEST_SKIP() << "may not mount";
   EXPECT_EQ(code, 85);

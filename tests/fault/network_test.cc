@@ -61,7 +61,7 @@ TEST_F(NetworkTest, NeedsNoNameResolution) {
        std::string(
            "mount --bind /dev/null /etc/hosts && mount --bind /dev/null /etc/resolv.conf && "
            "mount --bind /dev/null /etc/nsswitch.conf || exit 99; exec ") +
-           ToolPath() + " run -n 2 --max-restarts 0 program.py"});
+           testing::ToolPath() + " run -n 2 --max-restarts 0 program.py"});
   const int code = job.Wait().code;
   if (code == 99) GTEST_SKIP() << "may not mount";
   EXPECT_EQ(code, 0) << job.Read("err");

@@ -79,7 +79,7 @@ TEST(Output, ToAReaderThatLeavesHarmsNobody) {
 TEST(Output, InputReachesRankZeroWhenItIsAlone) {
   Launched job;
   job.StartProgram(
-      {"/bin/sh", "-c", std::string("echo hello | ") + ToolPath() + " run -n 1 -- cat"});
+      {"/bin/sh", "-c", std::string("echo hello | ") + testing::ToolPath() + " run -n 1 -- cat"});
   EXPECT_EQ(job.Wait().code, 0);
   EXPECT_EQ(job.Read("out"), "[0] hello\n");
 }

@@ -100,10 +100,11 @@ TEST(Signal, ASecondCtrlCHurries) {
 TEST(Signal, QuitWritesTheStacksOfAllRanksAndGoesOn) {
   Launched job;
   job.MakeFifo("ready");
-  job.MakeFifo("go");
+  job.MakeFifo("go0");  // one each: of two readers of one pipe, the first might take both lines
+  job.MakeFifo("go1");
   job.Start({"-n", "2", "--", "sh", "-c",
-             "[ $RANK = 0 ] && { echo ready >ready; read line <go; exit 0; }; [ -e "
-             "outlast-runs/latest/stacks/1 ]; read line <go"});
+             "[ $RANK = 0 ] && { echo ready >ready; read line <go0; exit 0; }; [ -e "
+             "outlast-runs/latest/stacks/1 ]; read line <go1"});
   job.AwaitFifo("ready");
   kill(job.pid(), SIGQUIT);
   // The event is written when all stacks are; a worker reads it for us, so the test needs no clock.
@@ -116,7 +117,8 @@ TEST(Signal, QuitWritesTheStacksOfAllRanksAndGoesOn) {
   if (access("/usr/bin/eu-stack", X_OK) == 0) {
     EXPECT_THAT(stacks, HasSubstr("#0"));
   }
-  for (int rank = 0; rank < 2; ++rank) job.Write("go", "now\nnow\n");
+  job.Write("go0", "now\n");
+  job.Write("go1", "now\n");
   EXPECT_EQ(job.Wait().code, 0);
 }
 
@@ -126,8 +128,8 @@ TEST(Signal, StacksSayWhyThereAreNone) {
   job.MakeFifo("go");
   std::filesystem::create_directory(job.Path("bin"));
   std::filesystem::create_symlink("/bin/sh", job.Path("bin/sh"));
-  job.StartProgram({"/usr/bin/env", "PATH=" + job.Path("bin"), ToolPath(), "run", "-n", "1", "--",
-                    "sh", "-c", "echo ready >ready; read line <go"});
+  job.StartProgram({"/usr/bin/env", "PATH=" + job.Path("bin"), testing::ToolPath(), "run", "-n",
+                    "1", "--", "sh", "-c", "echo ready >ready; read line <go"});
   job.AwaitFifo("ready");
   kill(job.pid(), SIGQUIT);
   while (job.Read("outlast-runs/latest/events.jsonl").find("\"stacks\"") == std::string::npos)
@@ -143,7 +145,7 @@ TEST(Signal, ThatWasIgnoredFromTheStartStaysIgnored) {
   job.MakeFifo("ready");
   job.MakeFifo("go");
   job.StartProgram({"/bin/sh", "-c",
-                    std::string("trap '' HUP; exec ") + ToolPath() +
+                    std::string("trap '' HUP; exec ") + testing::ToolPath() +
                         " run -n 1 -- sh -c 'echo ready >ready; read line <go'"});
   job.AwaitFifo("ready");
   kill(job.pid(), SIGHUP);  // as nohup promises

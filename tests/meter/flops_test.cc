@@ -1,7 +1,6 @@
 // Expected values: worked out by hand from the rule in flops.h, or the published goldens that are
 // named.
 #include "outlast/meter/flops.h"
-#include "tests/support/paths.h"
 
 #include <gtest/gtest.h>
 
@@ -12,6 +11,8 @@
 #include <sstream>
 #include <string>
 #include <vector>
+
+#include "tests/support/paths.h"
 
 namespace outlast {
 namespace {

@@ -132,6 +132,26 @@ TEST(Goodput, KeepsAStepThatWasLeftEarlyWhenTrainingWentOnBehindIt) {
               {{JobState::kProductive, 50}, {JobState::kRecovery, 1}, {JobState::kInit, 1}});
 }
 
+TEST(Goodput, KeepsAStepThatWasCutAndRunAgainLost) {
+  // Step 3 is cut, and run again by generation 2; that generation 3 goes on behind it, with step 6,
+  // does not make the first attempt whole.
+  LedgerBuilder ledger;
+  ledger.Up(0, 1).Steps(0, 1, 0, 3, 10);
+  StepEntry left = LedgerBuilder::Step(30, 1, 3, 5);
+  left.flags = kStepAborted;
+  ledger.Add(left).Killed(35, 1).Up(36, 2).Steps(36, 2, 3, 3, 10);
+  ledger.Killed(66, 2).Up(67, 3).Steps(67, 3, 6, 1, 10);
+  const Timeline timeline = ledger.Build();
+  ExpectParts(timeline,
+              {{JobState::kProductive, 70}, {JobState::kLostWork, 5}, {JobState::kRecovery, 2}});
+  int lost = 0;
+  for (const JobStep& step : timeline.steps) {
+    lost += step.is_lost ? 1 : 0;
+    EXPECT_EQ(step.is_lost, (step.flags & kStepAborted) != 0);
+  }
+  EXPECT_EQ(lost, 1);
+}
+
 TEST(Goodput, CountsWorkLostTwiceAsTwoLosses) {
   // Steps 200..211, back to 200, 200..204, back to 200 again: 17 lost seconds, each once.
   LedgerBuilder ledger;
@@ -239,6 +259,26 @@ TEST(Goodput, JoinsTwoInvocationsOfAKilledJob) {
   EXPECT_FALSE(timeline.interruptions[0].is_unattended());
   EXPECT_FALSE(timeline.is_estimated);
   EXPECT_DOUBLE_EQ(*RatiosOf(timeline, {}).unattended_recovery_rate, 0);
+}
+
+TEST(Goodput, JoinsInvocationsThatOverlapWhileTheFirstDies) {
+  // The agent was killed at 100 and started again at once; its last rank lived until 100.5.
+  LedgerBuilder first;
+  StepEntry open = LedgerBuilder::Step(100, 1, 10, 0.5);
+  open.flags = kStepAborted;
+  first.Up(0, 1).Steps(0, 1, 0, 10, 10).Add(open);
+  LedgerBuilder second(100.25, 1e9 + 100.25);
+  second.Up(101, 1).Steps(102, 1, 10, 1, 10).End(112);
+  const std::vector<RunEntries> runs = {first.entries(), second.entries()};
+  const Timeline timeline = BuildTimeline(runs);
+  EXPECT_FALSE(timeline.is_estimated);
+  EXPECT_EQ(timeline.in(JobState::kProductive), Nanos(110));
+  EXPECT_EQ(timeline.in(JobState::kUnknown), 0);
+  EXPECT_EQ(SumOfParts(timeline), timeline.wall_ns);
+  EXPECT_EQ(timeline.wall_ns, Nanos(112));
+  ASSERT_EQ(timeline.interruptions.size(), 1u);
+  EXPECT_EQ(timeline.interruptions[0].detected_ns, Nanos(100.25));
+  EXPECT_EQ(timeline.interruptions[0].first_step_ns, Nanos(102));
 }
 
 TEST(Goodput, WaitsInTheQueueBetweenARunThatEndedAndTheNext) {

@@ -92,6 +92,32 @@ TEST_F(MeterTest, WritesAStepWithItsPhasesIntoTheBlackBox) {
   EXPECT_EQ(record.flags, 0);
 }
 
+TEST_F(MeterTest, ShowsTheStepThatAKilledProcessLeftOpen) {
+  Start();
+  const auto open = [this] {
+    const std::vector<StepRecord> records = Records();
+    return ReadOpenStep(View(), records.empty() ? nullptr : &records.back(),
+                        absl::ToInt64Nanoseconds(clock_.Uptime()));
+  };
+  EXPECT_FALSE(open());
+  const SectionDepth restore =
+      progress_.OpenSection(progress_.Intern("restore"), Phase::kRestore, 0, 1);
+  EXPECT_FALSE(open());
+  progress_.CloseSection(restore);
+  progress_.OpenSection(progress_.Intern("epoch"), Phase::kUser, 0, 1);
+  {
+    auto scope = meter_->Step(7);
+    EXPECT_EQ(open()->step, 7u);
+    scope.Enter(Phase::kBackward);
+    Spend(absl::Milliseconds(5));
+    EXPECT_EQ(open()->step, 7u);
+    EXPECT_EQ(open()->generation, 1u);
+    EXPECT_EQ(open()->flags, kStepAborted);
+    EXPECT_EQ(open()->end_ns - open()->start_ns, 5 * kMs);
+  }
+  EXPECT_FALSE(open());
+}
+
 TEST_F(MeterTest, CountsAStepWithoutAMarkAsForward) {
   Start();
   {

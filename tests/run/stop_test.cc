@@ -117,8 +117,7 @@ TEST(Stop, ADeathWhileWaitingForTheWordEndsTheWait) {
   EXPECT_EQ(result.exit_code, 81) << result.reason;
 }
 
-// --- A world of one without an agent
-// ----------------------------------------------------------------------------------
+// --- A world of one without an agent ---
 
 TEST(WorldOfOne, NeedsNothing) {
   const auto run = std::move(Run::Join()).value();

@@ -1,4 +1,5 @@
-// Where a test finds the build and the sources: from its own binary's place, so that no path is compiled in.
+// Where a test finds the build and the sources: from its own binary's place, so that no path is
+// compiled in.
 #pragma once
 
 #include <cstdlib>
@@ -7,8 +8,8 @@
 namespace outlast::testing {
 
 inline std::filesystem::path NearestParentWith(const char* file) {
-  for (auto folder = std::filesystem::read_symlink("/proc/self/exe").parent_path(); folder.has_relative_path();
-       folder = folder.parent_path()) {
+  for (auto folder = std::filesystem::read_symlink("/proc/self/exe").parent_path();
+       folder.has_relative_path(); folder = folder.parent_path()) {
     if (std::filesystem::exists(folder / file)) return folder;
   }
   return std::filesystem::current_path();

@@ -101,6 +101,23 @@ TEST(DeadlineBook, LearnsASectionOfTheUsersByItsOwnSamplesOnly) {
   EXPECT_EQ(book.For(&refill, 1, true).limit, absl::Seconds(180));
 }
 
+TEST(DeadlineBook, BoundsACollectiveInsideAPhaseByTheStep) {
+  DeadlineBook book(WatchdogOptions{}, 2);
+  const OpenSection reduce = Named("AllReduceSum", Phase::kCommWait);
+  const OpenSection wait = Named("comm_wait", Phase::kCommWait);
+  const OpenSection eval = Named("eval", Phase::kEval);
+  for (int i = 0; i < 40; ++i) book.Observe(0, WorkKey::Step(), absl::Seconds(5));
+  // 5 x 5 s after 8 samples; half the way to 3 x 5 s after 32.
+  EXPECT_EQ(book.For(&reduce, 1, true, &wait).limit, absl::Seconds(20));
+  EXPECT_EQ(book.For(&reduce, 1, false, &wait).limit, absl::Seconds(180));
+  // Elsewhere a step says nothing of it.
+  EXPECT_EQ(book.For(&reduce, 1, true, &eval).limit, absl::Seconds(180));
+  EXPECT_EQ(book.For(&reduce, 1, true).limit, absl::Seconds(180));
+  // Its own samples say more.
+  for (int i = 0; i < 8; ++i) book.Observe(1, {reduce.id, reduce.phase, 1}, absl::Seconds(8));
+  EXPECT_EQ(book.For(&reduce, 1, true, &wait).limit, absl::Seconds(40));
+}
+
 // D16: the same value on all ranks, learned anew after a restart, and it may go down.
 TEST(DeadlineBook, UsesTheLongestOfAllRanksAndForgetsOnReset) {
   DeadlineBook book(WatchdogOptions{}, 2);

@@ -92,8 +92,7 @@ TEST(Evidence, NeverOverwritesAnEarlierOne) {
       absl::IsAlreadyExists(WriteEvidence(run_dir.path(), 1, Stopped(), {}, {}, {}).status()));
 }
 
-// ---- Looks
-// -----------------------------------------------------------------------------------------------------------
+// --- Looks ---
 
 TEST(ProcessStatus, ReadsStateAndTracer) {
   EXPECT_EQ(ParseProcessStatus("Name:\tx\nState:\tT (stopped)\nTracerPid:\t0\n"),

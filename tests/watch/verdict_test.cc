@@ -306,8 +306,7 @@ TEST(Verdict, IgnoresSectionsOfAnOldIncarnation) {
   EXPECT_EQ(verdict.ignored_looks, 2);
 }
 
-// ---- Desync, rows 8 and 9
-// --------------------------------------------------------------------------------------------
+// --- Desync, rows 8 and 9 ---
 
 Looks Diverging(int world, const std::vector<int>& odd, const OperationSignature& operation) {
   Looks looks;
@@ -425,8 +424,7 @@ TEST(Verdict, MatchesSendsByPairCountersNotByOrder) {
   EXPECT_EQ(verdict.kind, "0->1");
 }
 
-// ---- Init, row 14
-// ----------------------------------------------------------------------------------------------------
+// --- Init, row 14 ---
 
 TEST(Verdict, NamesTheRankThatNeverCalledInit) {
   Looks looks;
@@ -463,8 +461,7 @@ TEST(Verdict, IsWeakWhenFinishedOperationsAreNotKnown) {
   EXPECT_EQ(verdict.confidence, Confidence::kWeak);
 }
 
-// ---- The function itself
-// ---------------------------------------------------------------------------------------------
+// --- The function itself ---
 
 // A thousand ranks in groups: the world, 125 tensor groups of 8, 8 data groups of 125. Rank 777 is
 // in its loader.

@@ -198,7 +198,12 @@ class Job {
   absl::Duration stop_due_ = absl::InfiniteDuration();
   absl::Duration persist_due_ = absl::InfiniteDuration();  // finite: StopPersisted is awaited
   bool durable_ = false;
-  std::optional<std::string> not_in_root_;  // why the last state is not there
+  std::optional<std::string> root_lost_;          // to whom; for ever
+  std::optional<std::string> final_save_failed_;  // why; a later commit mends it
+  // Why the last state is not in the root; none: it is.
+  const std::optional<std::string>& not_in_root() const {
+    return root_lost_ ? root_lost_ : final_save_failed_;
+  }
   int end_code_ = 1;
   std::string end_reason_;
 

@@ -33,8 +33,7 @@
 
 namespace outlast {
 
-// ---- The records
-// -----------------------------------------------------------------------------------------------------
+// --- The records ---
 
 // One invocation, and how its clock relates to others. realtime_ns bridges two boots; nothing else
 // uses it.
@@ -216,8 +215,7 @@ using LedgerEntry = std::variant<ClockDomainEntry, SubmitEntry, UpEntry, DownEnt
                                  StepEntry, SectionEntry, DetectedEntry, RollbackEntry,
                                  CheckpointEntry, RestoreEntry, CardsEntry, EndEntry, MeterEntry>;
 
-// ---- The file
-// --------------------------------------------------------------------------------------------------------
+// --- The file ---
 
 // Appends to a ledger. One thread.
 class LedgerWriter {

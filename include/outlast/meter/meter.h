@@ -140,6 +140,12 @@ class Meter {
   uint64_t window_generation_ = 0;
 };
 
+// The step that the rank's process had begun and not ended, as a record that is marked aborted and
+// ends at `now_ns` (CLOCK_MONOTONIC): what a process leaves that is killed inside a step. `last` is
+// the newest record of its step log, or null. None: no step is open.
+std::optional<StepRecord> ReadOpenStep(const SegmentView& black_box, const StepRecord* last,
+                                       int64_t now_ns);
+
 // What the meter of a rank counts by, as its black box tells; none: no meter was started. Its time
 // is left at 0.
 std::optional<MeterEntry> ReadMeterEntry(const SegmentView& black_box);

@@ -66,8 +66,7 @@ class Run {
   // thread.
   SectionScope Section(std::string_view name, const SectionOptions& options = {});
 
-  // --- For the other core modules
-  // -------------------------------------------------------------------------------------
+  // --- For the other core modules ---
   Segment& black_box();
   ProgressWriter& progress();
   Link& link();

@@ -1,0 +1,37 @@
+// What the kill shim and the test that started the job share: one mapped page.
+#pragma once
+
+#include <sys/types.h>
+
+#include <array>
+#include <atomic>
+#include <cstdint>
+
+namespace outlast::testing {
+
+// The shim's environment. OUTLAST_SHIM_PAGE and OUTLAST_SHIM_ROOT switch it on.
+inline constexpr char kShimPage[] = "OUTLAST_SHIM_PAGE";  // file that holds the KillPage
+inline constexpr char kShimRoot[] = "OUTLAST_SHIM_ROOT";  // absolute; calls elsewhere never count
+// Counting begins with the creation of the n-th checkpoint folder; 0: at once.
+inline constexpr char kShimFromSave[] = "OUTLAST_SHIM_FROM_SAVE";
+// The job is killed after the k-th counted call was made; 0 and unset: never.
+inline constexpr char kShimKillAt[] = "OUTLAST_SHIM_KILL_AT";
+// "CALL:ERROR:FIRST", "CALL:ERROR:FIRST-LAST" or "CALL:ERROR:FIRST+": the counted calls of that
+// name with these numbers (from 1) fail with ERROR (a name such as EIO) instead of being made;
+// ERROR `short` halves what write and pwrite are given, `delay` only holds the call up for 0 to 1
+// ms. CALL `any` means all.
+inline constexpr char kShimFault[] = "OUTLAST_SHIM_FAULT";
+
+struct KillPage {
+  std::atomic<uint32_t> saves;      // checkpoint folders that were created
+  std::atomic<uint32_t> calls;      // counted
+  std::atomic<uint32_t> named;      // counted calls of the fault's name
+  std::atomic<uint32_t> faults;     // made to fail, or cut short
+  std::atomic<uint32_t> killed;     // 1: the k-th call was reached
+  std::atomic<uint32_t> pid_count;  // processes of the job: each adds itself when it starts
+  std::array<std::atomic<pid_t>, 256> pids;
+  // The counted calls by number - 1, for people: "fdatasync".
+  std::array<std::array<char, 24>, 256> names;
+};
+
+}  // namespace outlast::testing

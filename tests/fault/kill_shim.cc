@@ -1,0 +1,337 @@
+// Stands between a program and the C library for every call that creates, writes, syncs, allocates,
+// links, renames, truncates or removes: counts those that concern one checkpoint root, kills the
+// whole job after the k-th, or makes some of them fail. It is linked into the program, not
+// preloaded, so that it works in sanitizer builds too. kill_page.h lists its environment.
+#include <fcntl.h>
+#include <pthread.h>
+#include <signal.h>
+#include <stdarg.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <sys/syscall.h>
+#include <sys/uio.h>
+#include <time.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <climits>
+#include <cstdio>
+
+#include "tests/fault/kill_page.h"
+
+namespace {
+
+using outlast::testing::KillPage;
+
+constexpr int kShortWrite = -1;
+constexpr int kDelay = -2;
+
+struct Fault {
+  char call[24] = "";
+  int error = 0;
+  uint32_t first = 0;
+  uint32_t last = 0;
+};
+
+struct Shim {
+  KillPage* page = nullptr;
+  const char* root = nullptr;
+  size_t root_bytes = 0;
+  uint32_t from_save = 0;
+  uint32_t kill_at = 0;
+  Fault fault;
+};
+
+Shim shim;
+// Descriptors that were opened under the root.
+std::atomic<bool> counted_fds[4096];
+
+void AddProcess() {
+  if (shim.page == nullptr) return;
+  const uint32_t i = shim.page->pid_count.fetch_add(1);
+  if (i < shim.page->pids.size()) shim.page->pids[i] = static_cast<pid_t>(syscall(SYS_getpid));
+}
+
+int ErrorOf(const char* name) {
+  if (strcmp(name, "short") == 0) return kShortWrite;
+  if (strcmp(name, "delay") == 0) return kDelay;
+  for (int error = 1; error < 134; ++error) {
+    const char* known = strerrorname_np(error);
+    if (known != nullptr && strcmp(known, name) == 0) return error;
+  }
+  abort();  // a test's mistake
+}
+
+Fault ParseFault(const char* text) {
+  Fault fault;
+  char error[24];
+  char rest[24] = "";
+  const int found = sscanf(text, "%23[^:]:%23[^:]:%u%23s", fault.call, error, &fault.first, rest);
+  if (found < 3) abort();
+  fault.error = ErrorOf(error);
+  fault.last = fault.first;
+  if (rest[0] == '+') fault.last = UINT_MAX;
+  if (rest[0] == '-') fault.last = static_cast<uint32_t>(atoi(rest + 1));
+  return fault;
+}
+
+uint32_t NumberFrom(const char* name) {
+  const char* text = getenv(name);
+  return text == nullptr ? 0 : static_cast<uint32_t>(atoi(text));
+}
+
+[[gnu::constructor]] void Start() {
+  const char* path = getenv(outlast::testing::kShimPage);
+  const char* root = getenv(outlast::testing::kShimRoot);
+  if (path == nullptr || root == nullptr) return;
+  const int fd = static_cast<int>(syscall(SYS_openat, AT_FDCWD, path, O_RDWR | O_CLOEXEC));
+  if (fd < 0) abort();
+  void* page = mmap(nullptr, sizeof(KillPage), PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+  syscall(SYS_close, fd);
+  if (page == MAP_FAILED) abort();
+  shim.root = root;
+  shim.root_bytes = strlen(root);
+  shim.from_save = NumberFrom(outlast::testing::kShimFromSave);
+  shim.kill_at = NumberFrom(outlast::testing::kShimKillAt);
+  if (const char* fault = getenv(outlast::testing::kShimFault)) shim.fault = ParseFault(fault);
+  shim.page = static_cast<KillPage*>(page);
+  AddProcess();
+  pthread_atfork(nullptr, nullptr, AddProcess);
+}
+
+bool IsCounted(int fd) {
+  return shim.page != nullptr && fd >= 0 && fd < 4096 && counted_fds[fd].load();
+}
+bool IsCounted(const char* path) {
+  return shim.page != nullptr && path != nullptr &&
+         strncmp(path, shim.root, shim.root_bytes) == 0 &&
+         (path[shim.root_bytes] == '/' || path[shim.root_bytes] == '\0');
+}
+bool IsCounted(int folder, const char* path) {
+  return IsCounted(path) || (path != nullptr && path[0] != '/' && IsCounted(folder));
+}
+
+[[noreturn]] void KillJob() {
+  shim.page->killed = 1;
+  const auto self = static_cast<pid_t>(syscall(SYS_getpid));
+  for (uint32_t i = 0; i < shim.page->pid_count && i < shim.page->pids.size(); ++i) {
+    const pid_t pid = shim.page->pids[i];
+    if (pid > 0 && pid != self) kill(pid, SIGKILL);
+  }
+  while (true) kill(self, SIGKILL);
+}
+
+// 0 to 1 ms, by the clock's last digits.
+void Delay() {
+  timespec time{};
+  clock_gettime(CLOCK_MONOTONIC, &time);
+  time = {0, time.tv_nsec * 7919L % 1'000'000};
+  nanosleep(&time, nullptr);
+}
+
+// One call that concerns the root, from before it is made until after.
+class Call {
+ public:
+  Call(const char* name, bool concerns_root)
+      : name_(name), counts_(concerns_root && shim.page->saves.load() >= shim.from_save) {
+    const bool any = strcmp(shim.fault.call, "any") == 0;
+    if (!counts_ || (!any && strcmp(shim.fault.call, name) != 0)) return;
+    const uint32_t number = shim.page->named.fetch_add(1) + 1;
+    has_fault_ = number >= shim.fault.first && number <= shim.fault.last;
+    if (has_fault_) shim.page->faults.fetch_add(1);
+  }
+  Call(const Call&) = delete;
+  Call& operator=(const Call&) = delete;
+
+  // What to write of `bytes`.
+  size_t Cut(size_t bytes) const {
+    return has_fault_ && shim.fault.error == kShortWrite ? (bytes + 1) / 2 : bytes;
+  }
+
+  // Makes the call, or fails it; counts it; kills. syscall(2) sets errno.
+  template <typename Make>
+  long operator()(Make make) {
+    long result;
+    if (has_fault_ && shim.fault.error == kDelay) Delay();
+    if (has_fault_ && shim.fault.error > 0) {
+      errno = shim.fault.error;
+      result = -1;
+    } else {
+      result = make();
+    }
+    if (!counts_) return result;
+    const int kept = errno;
+    const uint32_t number = shim.page->calls.fetch_add(1) + 1;
+    if (number <= shim.page->names.size())
+      snprintf(shim.page->names[number - 1].data(), shim.page->names[0].size(), "%s", name_);
+    if (number == shim.kill_at) KillJob();
+    errno = kept;
+    return result;
+  }
+
+ private:
+  const char* name_;
+  const bool counts_;
+  bool has_fault_ = false;
+};
+
+int Open(int folder, const char* path, int flags, mode_t mode) {
+  const bool concerns_root = IsCounted(folder, path);
+  Call call("open", concerns_root && (flags & O_CREAT) != 0);
+  const auto fd =
+      static_cast<int>(call([&] { return syscall(SYS_openat, folder, path, flags, mode); }));
+  if (fd >= 0 && fd < 4096) counted_fds[fd] = concerns_root;
+  return fd;
+}
+
+mode_t ModeOf(int flags, va_list arguments) {
+  return (flags & (O_CREAT | O_TMPFILE)) != 0 ? va_arg(arguments, mode_t) : 0;
+}
+
+int MakeFolder(int folder, const char* path, mode_t mode) {
+  const bool concerns_root = IsCounted(folder, path);
+  // The folder's creation is the first call of its save.
+  const char* name = path != nullptr ? strrchr(path, '/') : nullptr;
+  if (concerns_root && name != nullptr && strncmp(name, "/step-", 6) == 0)
+    shim.page->saves.fetch_add(1);
+  Call call("mkdir", concerns_root);
+  return static_cast<int>(call([&] { return syscall(SYS_mkdirat, folder, path, mode); }));
+}
+
+ssize_t Write(int fd, const void* data, size_t bytes) {
+  Call call("write", IsCounted(fd));
+  return call([&] { return syscall(SYS_write, fd, data, call.Cut(bytes)); });
+}
+
+ssize_t WriteAt(int fd, const void* data, size_t bytes, off_t at) {
+  Call call("pwrite", IsCounted(fd));
+  // O_DIRECT takes whole blocks only.
+  size_t count = call.Cut(bytes);
+  if (count < bytes && count >= 4096) count = count / 4096 * 4096;
+  return call([&] { return syscall(SYS_pwrite64, fd, data, count, at); });
+}
+
+int Link(int from_folder, const char* from, int to_folder, const char* to, int flags) {
+  Call call("link", IsCounted(to_folder, to));
+  return static_cast<int>(
+      call([&] { return syscall(SYS_linkat, from_folder, from, to_folder, to, flags); }));
+}
+
+int Rename(int from_folder, const char* from, int to_folder, const char* to, unsigned flags) {
+  Call call("rename", IsCounted(to_folder, to));
+  return static_cast<int>(
+      call([&] { return syscall(SYS_renameat2, from_folder, from, to_folder, to, flags); }));
+}
+
+int Remove(const char* name, int folder, const char* path, int flags) {
+  Call call(name, IsCounted(folder, path));
+  return static_cast<int>(call([&] { return syscall(SYS_unlinkat, folder, path, flags); }));
+}
+
+int Allocate(int fd, int mode, off_t at, off_t bytes) {
+  Call call("fallocate", IsCounted(fd));
+  return static_cast<int>(call([&] { return syscall(SYS_fallocate, fd, mode, at, bytes); }));
+}
+
+int Truncate(int fd, off_t bytes) {
+  Call call("ftruncate", IsCounted(fd));
+  return static_cast<int>(call([&] { return syscall(SYS_ftruncate, fd, bytes); }));
+}
+
+}  // namespace
+
+extern "C" {
+
+int open(const char* path, int flags, ...) {
+  va_list arguments;
+  va_start(arguments, flags);
+  const mode_t mode = ModeOf(flags, arguments);
+  va_end(arguments);
+  return Open(AT_FDCWD, path, flags, mode);
+}
+int open64(const char* path, int flags, ...) {
+  va_list arguments;
+  va_start(arguments, flags);
+  const mode_t mode = ModeOf(flags, arguments);
+  va_end(arguments);
+  return Open(AT_FDCWD, path, flags, mode);
+}
+int openat(int folder, const char* path, int flags, ...) {
+  va_list arguments;
+  va_start(arguments, flags);
+  const mode_t mode = ModeOf(flags, arguments);
+  va_end(arguments);
+  return Open(folder, path, flags, mode);
+}
+int openat64(int folder, const char* path, int flags, ...) {
+  va_list arguments;
+  va_start(arguments, flags);
+  const mode_t mode = ModeOf(flags, arguments);
+  va_end(arguments);
+  return Open(folder, path, flags, mode);
+}
+int close(int fd) {
+  if (fd >= 0 && fd < 4096) counted_fds[fd] = false;
+  return static_cast<int>(syscall(SYS_close, fd));
+}
+
+int mkdir(const char* path, mode_t mode) noexcept { return MakeFolder(AT_FDCWD, path, mode); }
+int mkdirat(int folder, const char* path, mode_t mode) noexcept {
+  return MakeFolder(folder, path, mode);
+}
+
+ssize_t write(int fd, const void* data, size_t bytes) { return Write(fd, data, bytes); }
+ssize_t pwrite(int fd, const void* data, size_t bytes, off_t at) {
+  return WriteAt(fd, data, bytes, at);
+}
+ssize_t pwrite64(int fd, const void* data, size_t bytes, off64_t at) {
+  return WriteAt(fd, data, bytes, at);
+}
+ssize_t writev(int fd, const iovec* parts, int count) {
+  Call call("writev", IsCounted(fd));
+  return call([&] { return syscall(SYS_writev, fd, parts, count); });
+}
+
+int fsync(int fd) {
+  Call call("fsync", IsCounted(fd));
+  return static_cast<int>(call([&] { return syscall(SYS_fsync, fd); }));
+}
+int fdatasync(int fd) {
+  Call call("fdatasync", IsCounted(fd));
+  return static_cast<int>(call([&] { return syscall(SYS_fdatasync, fd); }));
+}
+int sync_file_range(int fd, off64_t at, off64_t bytes, unsigned flags) {
+  Call call("sync_file_range", IsCounted(fd));
+  return static_cast<int>(call([&] { return syscall(SYS_sync_file_range, fd, at, bytes, flags); }));
+}
+
+int fallocate(int fd, int mode, off_t at, off_t bytes) { return Allocate(fd, mode, at, bytes); }
+int fallocate64(int fd, int mode, off64_t at, off64_t bytes) {
+  return Allocate(fd, mode, at, bytes);
+}
+int ftruncate(int fd, off_t bytes) noexcept { return Truncate(fd, bytes); }
+int ftruncate64(int fd, off64_t bytes) noexcept { return Truncate(fd, bytes); }
+
+int link(const char* from, const char* to) noexcept {
+  return Link(AT_FDCWD, from, AT_FDCWD, to, 0);
+}
+int linkat(int from_folder, const char* from, int to_folder, const char* to, int flags) noexcept {
+  return Link(from_folder, from, to_folder, to, flags);
+}
+int rename(const char* from, const char* to) noexcept {
+  return Rename(AT_FDCWD, from, AT_FDCWD, to, 0);
+}
+int renameat2(int from_folder, const char* from, int to_folder, const char* to,
+              unsigned flags) noexcept {
+  return Rename(from_folder, from, to_folder, to, flags);
+}
+
+int unlink(const char* path) noexcept { return Remove("unlink", AT_FDCWD, path, 0); }
+int unlinkat(int folder, const char* path, int flags) noexcept {
+  return Remove((flags & AT_REMOVEDIR) != 0 ? "rmdir" : "unlink", folder, path, flags);
+}
+int rmdir(const char* path) noexcept { return Remove("rmdir", AT_FDCWD, path, AT_REMOVEDIR); }
+
+}  // extern "C"
