@@ -57,6 +57,7 @@ class Job {
     auto memory = Mapping::Shared(file.get(), sizeof(RestartPage));
     if (!memory.ok()) return;
     memory_ = std::move(*memory);
+    page().driver = getpid();
     Start({settings.tool, "run", "-n", std::to_string(kRestartRanks), "--max-restarts", "100000",
            "--run-dir", folder_ + "/runs", "--", settings.trainer, page_path,
            std::to_string(workload.state_bytes), checkpoints(),

@@ -20,6 +20,7 @@ struct alignas(128) RestartCell {
 };
 
 struct RestartPage {
+  std::atomic<int32_t> driver;  // its process: without it the trainers end
   RestartCell cells[kRestartRanks];
 };
 

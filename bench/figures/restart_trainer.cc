@@ -4,6 +4,7 @@
 // device; a generation's first step has none, so that what is timed is the runtime.
 //   outlast_restart_trainer PAGE STATE_BYTES CHECKPOINTS STEPS_A_SAVE STEP_MILLISECONDS
 #include <fcntl.h>
+#include <signal.h>
 #include <unistd.h>
 
 #include <cstdio>
@@ -58,7 +59,8 @@ absl::Status Train(const Options& options) {
     return MakeStatus(absl::StatusCode::kInvalidArgument, "at most 4 ranks");
   const UniqueFd file(open(options.page, O_RDWR | O_CLOEXEC));
   OUTLAST_ASSIGN_OR_RETURN(const Mapping shared, Mapping::Shared(file.get(), sizeof(RestartPage)));
-  RestartCell& cell = reinterpret_cast<RestartPage*>(shared.data())->cells[run->rank()];
+  auto& page = *reinterpret_cast<RestartPage*>(shared.data());
+  RestartCell& cell = page.cells[run->rank()];
   cell.pid.store(getpid());
   OUTLAST_ASSIGN_OR_RETURN(const Mapping memory, Mapping::Anonymous(options.bytes));
   const StateView state = StateOf(memory);
@@ -76,6 +78,7 @@ absl::Status Train(const Options& options) {
     cell.restored.store(step);
     for (bool is_first = true;; is_first = false) {
       OUTLAST_RETURN_IF_ERROR(generation.Check());
+      if (kill(page.driver, 0) != 0) return absl::CancelledError("nobody measures any more");
       if (!is_first) Clock::Real().SleepFor(absl::Milliseconds(options.step_ms));
       gradients.assign(kGradients, static_cast<float>(generation.rank()));
       OUTLAST_RETURN_IF_ERROR(group.AllReduceSum(gradients));
