@@ -182,6 +182,13 @@ class Judge {
     return numbers;
   }
 
+  static std::string Whereabouts(const Culprit& culprit) {
+    return fmt::format(" {}, step {},",
+                       culprit.section.empty() ? "outside any section"
+                                               : fmt::format("in section {}", culprit.section),
+                       culprit.step);
+  }
+
   std::string CulpritList() const {
     std::vector<int> numbers;
     for (const Culprit& culprit : verdict_.culprits) numbers.push_back(culprit.rank);
@@ -289,7 +296,8 @@ class Judge {
       }
     }
     Say(VerdictClass::kStopped, Confidence::kLikely,
-        fmt::format("rank {} is stopped while its peers run", CulpritList()));
+        fmt::format("rank {} is stopped{} while its peers run", CulpritList(),
+                    verdict_.culprits.size() == 1 ? Whereabouts(verdict_.culprits.front()) : ""));
     return true;
   }
 
