@@ -323,9 +323,12 @@ void SaveService::AnswerBuffers(const Waiter& waiter) {
 
 // --- Saves ---
 
+bool SaveService::is_being_saved(int64_t step) const {
+  return (queued_ && queued_->step == step) || (writing_ && writing_->step == step);
+}
+
 bool SaveService::is_pending(int64_t step) const {
-  return collecting_.contains(step) || (queued_ && queued_->step == step) ||
-         (writing_ && writing_->step == step);
+  return collecting_.contains(step) || is_being_saved(step);
 }
 
 bool SaveService::is_being_saved(size_t slot, size_t buffer) const {
@@ -343,8 +346,8 @@ void SaveService::OnSealed(int slot, const Message& message) {
   const bool last = reader.Int<uint8_t>() != 0;
   if (!reader.ok() || buffers_.empty() || buffer >= buffers_[static_cast<size_t>(slot)].size())
     return;
-  if (message.generation != generation_ &&
-      generation_ != 0) {  // of a generation that is over: nobody will complete it
+  // Of a generation that is over, or skipped by another rank: nobody will complete it.
+  if ((message.generation != generation_ && generation_ != 0) || skipped_.contains(step)) {
     buffers_[static_cast<size_t>(slot)][buffer].control().Unpin(BufferPin::kPersist, turn);
     return;
   }
@@ -362,6 +365,7 @@ void SaveService::OnSealed(int slot, const Message& message) {
     DropSave(collecting_.begin()->second, "a newer step was complete first");
     collecting_.erase(collecting_.begin());
   }
+  skipped_.erase(skipped_.begin(), skipped_.lower_bound(step));
   if (table_->wanted_step() != kNoStep && table_->wanted_step() <= step)
     table_->SetWantedStep(kNoStep);
   QueueSave(std::move(complete));
@@ -369,9 +373,14 @@ void SaveService::OnSealed(int slot, const Message& message) {
 
 void SaveService::OnSkipped(const Message& message) {
   PayloadReader reader(message.payload);
-  const auto found = collecting_.find(reader.Int<int64_t>());
-  ++dropped_;
-  if (found == collecting_.end()) return;
+  const auto step = reader.Int<int64_t>();
+  if (!reader.ok() || (message.generation != generation_ && generation_ != 0)) return;
+  skipped_.insert(step);
+  const auto found = collecting_.find(step);
+  if (found == collecting_.end()) {
+    ++dropped_;
+    return;
+  }
   DropSave(found->second, "a rank had no free buffer");
   collecting_.erase(found);
 }
@@ -479,14 +488,18 @@ void SaveService::OnFinishAsked(int slot, const Message& message) {
                           PayloadWriter().Int(static_cast<uint8_t>(is_durable)).bytes());
   }
   finishers_[step].push_back({slot, message.request});
-  if (!is_pending(step)) RetryForFinishers(step);
+  if (!is_being_saved(step)) RetryForFinishers(step);
 }
 
-// The save of a final step failed or was dropped: once all ranks wait for it, their buffers hold
-// it, and it is tried again.
+// The save of a final step failed or was dropped, perhaps on some ranks alone: once all ranks wait
+// for it, their buffers hold it, and it is tried again.
 void SaveService::RetryForFinishers(int64_t step) {
   if (static_cast<int>(finishers_[step].size()) < members()) return;
   retried_.insert(step);
+  if (const auto partial = collecting_.find(step); partial != collecting_.end()) {
+    DropSave(partial->second, "a rank had skipped it; it is collected anew");
+    collecting_.erase(partial);
+  }
   const std::optional<Common> common = FindCommon();
   if (!common || common->step != step || !PinAll(*common)) {
     AnswerFinishers(step,
@@ -584,6 +597,7 @@ void SaveService::OnCommit(const CommitGeneration& commit) {
   restoring_ = {};
   finishers_.clear();  // their requests were answered by the abort
   retried_.clear();
+  skipped_.clear();
   std::erase_if(buffer_waiters_, [](const Waiter&) { return true; });
   for (auto& [step, save] : collecting_) DropSave(save, "its generation ended");
   collecting_.clear();

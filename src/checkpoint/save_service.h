@@ -133,6 +133,7 @@ class SaveService final : public KeeperExtension {
   PersistRequest RequestOf(const Save& save) const;
   void AnswerFinishers(int64_t step, const absl::Status& status);
   void RetryForFinishers(int64_t step);
+  bool is_being_saved(int64_t step) const;
   bool is_pending(int64_t step) const;
   bool is_being_saved(size_t slot, size_t buffer) const;
 
@@ -177,6 +178,7 @@ class SaveService final : public KeeperExtension {
   uint64_t tables_bytes_ = 0;
 
   std::map<int64_t, Save> collecting_;
+  std::set<int64_t> skipped_;  // by some rank: never complete
   std::optional<Save> queued_;
   std::optional<Save> writing_;
   int64_t durable_step_ = 0;

@@ -97,6 +97,7 @@ struct Seen {
   std::vector<int64_t> durable;
   std::function<void(int64_t step)> on_durable = [](int64_t) {};
   std::atomic<int64_t> skipped{0};
+  std::atomic<int64_t> reached{0};
 };
 
 void RunJob(JobSpec spec, Seen& seen) {
@@ -195,6 +196,7 @@ TEST(Checkpointer, GoesOnFromMemoryWhenARankIsKilled) {
           .checkpoints = {.uri = folder / "root", .every = Every::Steps(1000)},
           .at_step =
               [&](LocalWorld& world, outlast::Run& run, int64_t step) {
+                if (run.generation() == 1) seen.reached = std::max<int64_t>(seen.reached, step);
                 if (run.rank() == 1 && step == 20 && !killed.exchange(true)) world.KillRank(1);
               }},
          seen);
@@ -202,8 +204,9 @@ TEST(Checkpointer, GoesOnFromMemoryWhenARankIsKilled) {
   EXPECT_EQ(seen.wrong_states, 0);
   ASSERT_EQ(seen.restored_steps.size(), 2u);
   EXPECT_EQ(seen.restored_steps[0], 0);
-  EXPECT_GE(seen.restored_steps[1], 19);
-  EXPECT_LE(seen.restored_steps[1], 20);
+  // The kill takes effect a moment after it was asked for: at step 20 or a little later.
+  EXPECT_GE(seen.restored_steps[1], seen.reached - 1);
+  EXPECT_LE(seen.restored_steps[1], seen.reached);
   EXPECT_TRUE(seen.restored_from[1] == "live" || seen.restored_from[1] == "memory")
       << seen.restored_from[1];
   EXPECT_EQ(CommittedSteps(folder / "root"), std::vector<int64_t>{40});
@@ -279,6 +282,26 @@ TEST(Checkpointer, FallsBackTogetherPastADamagedCheckpoint) {
   EXPECT_EQ(second.restored_steps, std::vector<int64_t>{10});
   EXPECT_EQ(second.wrong_states, 0);
   EXPECT_FALSE(second.notes.empty());
+}
+
+// Saves come faster than the disk, so ranks skip some for want of a buffer, each its own: also the
+// last step's. What one rank has sealed for the disk and another has not must not leave the last
+// save waiting for ever.
+TEST(Checkpointer, FinishesWhenSomeRanksSkippedTheLastSave) {
+  for (int round = 0; round < 10; ++round) {
+    TempFolder folder;
+    Seen seen;
+    RunJob({.ranks = 3,
+            .steps = 12 + round,
+            .checkpoints = {.uri = folder / "root", .every = Every::Steps(1), .buffers = 2},
+            .at_step =
+                [&](LocalWorld&, outlast::Run& run, int64_t step) {
+                  usleep(static_cast<useconds_t>((run.rank() * 7 + step * 3) % 11 * 100));
+                }},
+           seen);
+    ASSERT_EQ(seen.result.exit_code, 0) << seen.result.reason;
+    ASSERT_EQ(CommittedSteps(folder / "root").front(), 12 + round);
+  }
 }
 
 TEST(Checkpointer, AStopSavesTheAgreedStep) {

@@ -136,8 +136,8 @@ class Schedule {
     }
     const JobPhase phase = job_.phase();
     if (phase != JobPhase::kRunning && phase != JobPhase::kDone && !timer_armed_)
-      Fail("a wait that nothing bounds in phase " + std::to_string(static_cast<int>(phase)) + " after event " +
-           std::to_string(event.index()));
+      Fail("a wait that nothing bounds in phase " + std::to_string(static_cast<int>(phase)) +
+           " after event " + std::to_string(event.index()));
     if ((phase == JobPhase::kDone) != job_is_over_) Fail("done without FinishJob");
   }
   void CheckBudget(const JobEvent& event, int charged) {
