@@ -90,7 +90,7 @@ void Job::On(const WorkerFinished& event) {
   Slot* const slot = Present(event.slot, event.incarnation);
   if (slot == nullptr || !slot->joined) return;
   slot->finished = true;
-  if (IsDying(*slot)) return;
+  if (IsDying(*slot) || slot->state == State::kAbandoned) return;
   slot->state = slot->state == State::kExited ? State::kDone : State::kLeaving;
   slot->due = absl::InfiniteDuration();
   if (phase_ == JobPhase::kStopping) TryGo();
@@ -100,7 +100,7 @@ void Job::On(const WorkerStopped& event) {
   Slot* const slot = Present(event.slot, event.incarnation);
   if (slot == nullptr || phase_ != JobPhase::kStopping || !slot->joined) return;
   slot->sealed = true;
-  if (!IsDying(*slot)) slot->state = State::kStopped;
+  if (!IsDying(*slot) && slot->state != State::kAbandoned) slot->state = State::kStopped;
 }
 
 void Job::On(const WorkerEnded& event) {

@@ -455,11 +455,23 @@ class Schedule {
   std::string error_;
 };
 
+// Schedules that once broke an invariant.
+TEST(JobSimulation, StaysMended) {
+  for (const uint64_t seed : {
+           2388728327u,  // a process that was given up reported its end
+       }) {
+    Coverage coverage{};
+    EXPECT_EQ(Schedule(seed, coverage).Run(), "") << "OUTLAST_SEED=" << seed << " replays it";
+  }
+}
+
 TEST(JobSimulation, KeepsItsInvariantsAndComesToRestWhateverHappens) {
   Coverage coverage{};
   std::set<int> codes;
   const char* const replay = std::getenv("OUTLAST_SEED");
-  uint64_t seed = replay != nullptr ? std::strtoull(replay, nullptr, 10) : std::random_device{}();
+  // The same schedules each time, so that the coverage below is certain; OUTLAST_SEED runs one
+  // other.
+  uint64_t seed = replay != nullptr ? std::strtoull(replay, nullptr, 10) : 1;
   std::printf("first seed %llu\n", static_cast<unsigned long long>(seed));
   int64_t events = 0, schedules = 0;
   for (; events < kEvents; ++seed) {
