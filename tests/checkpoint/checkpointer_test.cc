@@ -204,8 +204,9 @@ TEST(Checkpointer, GoesOnFromMemoryWhenARankIsKilled) {
   EXPECT_EQ(seen.wrong_states, 0);
   ASSERT_EQ(seen.restored_steps.size(), 2u);
   EXPECT_EQ(seen.restored_steps[0], 0);
-  // The kill takes effect a moment after it was asked for: at step 20 or a little later.
-  EXPECT_GE(seen.restored_steps[1], seen.reached - 1);
+  // At most one step that all had finished is lost. A survivor may be in step n + 1 while the dead
+  // rank had not sealed the state before its update in step n: then n - 1 is what all have.
+  EXPECT_GE(seen.restored_steps[1], seen.reached - 2);
   EXPECT_LE(seen.restored_steps[1], seen.reached);
   EXPECT_TRUE(seen.restored_from[1] == "live" || seen.restored_from[1] == "memory")
       << seen.restored_from[1];
@@ -234,7 +235,7 @@ TEST(Checkpointer, AnAbortWithAllRanksAliveSealsNothing) {
   EXPECT_EQ(seen.wrong_states, 0);
   ASSERT_EQ(seen.restored_steps.size(), 2u);
   EXPECT_LE(seen.restored_steps[1], 12);
-  EXPECT_GE(seen.restored_steps[1], 11);
+  EXPECT_GE(seen.restored_steps[1], 10);
   EXPECT_EQ(seen.result.spawns, 3) << "nobody was replaced";
 }
 
