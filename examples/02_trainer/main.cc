@@ -38,7 +38,9 @@ class Record {
   std::ofstream losses_;
 };
 
-absl::Status Train(const TrainerOptions& options) {
+// The program's exit code. A stop that was asked for and saved is no end: without `outlast run`,
+// which has codes of its own, it is told by 80, "run it again".
+absl::StatusOr<int> Train(const TrainerOptions& options) {
   OUTLAST_ASSIGN_OR_RETURN(const auto run, outlast::Run::Join());
   OUTLAST_ASSIGN_OR_RETURN(const auto trainer, Trainer::Make(options));
   OUTLAST_ASSIGN_OR_RETURN(
@@ -62,37 +64,48 @@ absl::Status Train(const TrainerOptions& options) {
                              outlast::ConsumptionLog::Open(options.log + "/consumption.log"));
   }
 
-  return run->ForEachGeneration([&](outlast::Generation& generation) -> absl::Status {
-    OUTLAST_ASSIGN_OR_RETURN(auto group, outlast::ShmGroup::Make(generation, *run, "gradients",
-                                                                 trainer->gradient_bytes()));
-    OUTLAST_ASSIGN_OR_RETURN(int64_t step, checkpoints->Restore(trainer->State()));
-    if (step == 0) trainer->Initialize();
-    if (step > 0) OUTLAST_RETURN_IF_ERROR(trainer->TakeExtras(checkpoints->restored_extras()));
+  const absl::Status status =
+      run->ForEachGeneration([&](outlast::Generation& generation) -> absl::Status {
+        OUTLAST_ASSIGN_OR_RETURN(auto group, outlast::ShmGroup::Make(generation, *run, "gradients",
+                                                                     trainer->gradient_bytes()));
+        OUTLAST_ASSIGN_OR_RETURN(int64_t step, checkpoints->Restore(trainer->State()));
+        if (step == 0) trainer->Initialize();
+        if (step > 0) OUTLAST_RETURN_IF_ERROR(trainer->TakeExtras(checkpoints->restored_extras()));
 
-    for (; step < options.steps; ++step) {
-      OUTLAST_RETURN_IF_ERROR(generation.Check());
-      auto scope = meter->Step(step);
-      scope.Enter(outlast::Phase::kData);
-      OUTLAST_ASSIGN_OR_RETURN(const std::vector<int64_t> ids,
-                               trainer->NextIds(generation.rank(), generation.world()));
-      if (consumption) {
-        OUTLAST_RETURN_IF_ERROR(consumption->Append(
-            {run->run_id(), generation.number(), step, generation.rank(), ids}));
-      }
-      OUTLAST_RETURN_IF_ERROR(trainer->ForwardBackward(ids, group, scope));
-      scope.Enter(outlast::Phase::kCheckpointSnapshot);
-      OUTLAST_RETURN_IF_ERROR(checkpoints->BeforeUpdate());
-      scope.Enter(outlast::Phase::kOptimizer);
-      OUTLAST_RETURN_IF_ERROR(trainer->OptimizerStep(step));
-      scope.Enter(outlast::Phase::kCheckpointSnapshot);
-      OUTLAST_RETURN_IF_ERROR(checkpoints->SaveIfDue(step + 1, trainer->State()));
-      record.Step(*run, generation.number(), step, trainer->loss());
-    }
-    OUTLAST_RETURN_IF_ERROR(checkpoints->Finish(options.steps, trainer->State()));
-    if (run->rank() == 0)
-      record.Result(trainer->loss(), trainer->unigram_entropy(), trainer->StateDigest());
-    return absl::OkStatus();
-  });
+        for (; step < options.steps; ++step) {
+          OUTLAST_RETURN_IF_ERROR(generation.Check());
+          auto scope = meter->Step(step);
+          scope.Enter(outlast::Phase::kData);
+          OUTLAST_ASSIGN_OR_RETURN(const std::vector<int64_t> ids,
+                                   trainer->NextIds(generation.rank(), generation.world()));
+          if (consumption) {
+            OUTLAST_RETURN_IF_ERROR(consumption->Append(
+                {run->run_id(), generation.number(), step, generation.rank(), ids}));
+          }
+          OUTLAST_RETURN_IF_ERROR(trainer->ForwardBackward(ids, group, scope));
+          scope.Enter(outlast::Phase::kCheckpointSnapshot);
+          OUTLAST_RETURN_IF_ERROR(checkpoints->BeforeUpdate());
+          scope.Enter(outlast::Phase::kOptimizer);
+          OUTLAST_RETURN_IF_ERROR(trainer->OptimizerStep(step));
+          scope.Enter(outlast::Phase::kCheckpointSnapshot);
+          OUTLAST_RETURN_IF_ERROR(checkpoints->SaveIfDue(step + 1, trainer->State()));
+          record.Step(*run, generation.number(), step, trainer->loss());
+        }
+        if (step > options.steps) {
+          return outlast::MakeStatus(absl::StatusCode::kInvalidArgument,
+                                     "--steps " + std::to_string(options.steps) + ": " +
+                                         options.checkpoints + " is at step " +
+                                         std::to_string(step) + " already");
+        }
+        OUTLAST_RETURN_IF_ERROR(checkpoints->Finish(options.steps, trainer->State()));
+        if (run->rank() == 0)
+          record.Result(trainer->loss(), trainer->unigram_entropy(), trainer->StateDigest());
+        return absl::OkStatus();
+      });
+  OUTLAST_RETURN_IF_ERROR(status);
+  if (!run->stopped() || run->has_agent()) return 0;
+  std::fprintf(stderr, "02_trainer: stopped and saved; the same command goes on from there\n");
+  return 80;
 }
 
 }  // namespace
@@ -100,7 +113,7 @@ absl::Status Train(const TrainerOptions& options) {
 int main(int argc, char** argv) {
   const std::optional<TrainerOptions> options = ParseOptions(argc, argv);
   if (!options) return 2;
-  const absl::Status status = Train(*options);
-  if (!status.ok()) std::fprintf(stderr, "02_trainer: %s\n", status.ToString().c_str());
-  return status.ok() ? 0 : 1;
+  const absl::StatusOr<int> code = Train(*options);
+  if (!code.ok()) std::fprintf(stderr, "02_trainer: %s\n", code.status().ToString().c_str());
+  return code.value_or(1);
 }

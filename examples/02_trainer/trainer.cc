@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <array>
+#include <cstdio>
 
 #include "outlast/base/crc32c.h"
 
@@ -67,6 +68,11 @@ void Trainer::Initialize() {
 }
 
 absl::Status Trainer::TakeExtras(const outlast::Extras& extras) {
+  const auto loss = extras.find("loss");
+  if (loss == extras.end() ||
+      std::sscanf(loss->second.c_str(), "{\"nats_a_byte\":\"%la\"}", &loss_) != 1) {
+    return Invalid("the checkpoint has no 'loss' among its extras");
+  }
   const auto cursor = extras.find("cursor");
   if (cursor == extras.end()) return Invalid("the checkpoint has no 'cursor' among its extras");
   OUTLAST_ASSIGN_OR_RETURN(cursor_,
@@ -90,6 +96,9 @@ outlast::StateView Trainer::State() const {
     }
   }
   state.extras["cursor"] = cursor_.ToText();
+  char loss[64];
+  std::snprintf(loss, sizeof loss, "{\"nats_a_byte\":\"%a\"}", loss_);
+  state.extras["loss"] = loss;
   return state;
 }
 

@@ -20,7 +20,7 @@ class Trainer {
 
   // Back to step 0.
   void Initialize();
-  // Takes the data cursor from a restored checkpoint's extras.
+  // Takes the data cursor and the last loss from a restored checkpoint's extras.
   absl::Status TakeExtras(const outlast::Extras& extras);
 
   // Named views of this trainer's memory: weights and both moments of Adam, one region a tensor,

@@ -71,7 +71,7 @@ class SaveTally {
     ++stats_.failed_saves;
     // Once a run, by rank 0: the agent's events hold them all.
     if (!std::exchange(reported_failure_, true) && rank == 0) {
-      fmt::print(stderr, "outlast: a checkpoint could not be saved, training goes on: {}\n", error);
+      PrintToStderr("outlast: a checkpoint could not be saved, training goes on: {}\n", error);
     }
   }
   void Change(const std::function<void(CheckpointStats&)>& change) {
@@ -131,6 +131,8 @@ class Checkpointer::Impl {
   std::vector<TensorRow> own_rows_;  // what the buffers were made for, by region
   std::unique_ptr<Snapshotter> snapshotter_;
   Extras extras_;
+  int64_t state_step_ = 0;  // of the trainer's state, as it was restored or saved last
+  absl::Status CheckStep(int64_t step, std::string_view call) const;
   std::optional<Live> live_;
   std::optional<Live> disk_;  // the newest snapshot that the disk was to get
   bool updates_are_announced_ =
@@ -294,6 +296,7 @@ absl::StatusOr<int64_t> Checkpointer::Impl::Restore(const StateView& state) {
     if (mismatch) return status;
     if (PayloadReader(counted.payload).Int<uint8_t>() == 0) continue;
     updates_are_announced_ = false;
+    state_step_ = choice.step;
     return choice.step;
   }
 }
@@ -437,10 +440,20 @@ absl::Status Checkpointer::Impl::Snapshot(int64_t step, const StateView& state,
   return absl::OkStatus();
 }
 
+// A state that is further along must never be saved under an older step's name.
+absl::Status Checkpointer::Impl::CheckStep(int64_t step, std::string_view call) const {
+  if (step >= state_step_) return absl::OkStatus();
+  return Error(absl::StatusCode::kInvalidArgument,
+               "{} of step {}: the state is of step {} already, at least that wanted", call, step,
+               state_step_);
+}
+
 absl::Status Checkpointer::Impl::SaveIfDue(int64_t step, const StateView& state) {
+  OUTLAST_RETURN_IF_ERROR(CheckStep(step, "SaveIfDue"));
   OUTLAST_RETURN_IF_ERROR(EnsureBuffers(state));
   // A trainer that did not announce its update may have changed what is still being copied.
   if (snapshotter_->is_running() && !updates_are_announced_) snapshotter_->GiveUp();
+  state_step_ = step;
   OUTLAST_ASSIGN_OR_RETURN(const Run::StepVerdict verdict, run_.CompleteStep(step));
   if (verdict == Run::StepVerdict::kSaveAndStop) {
     OUTLAST_RETURN_IF_ERROR(Snapshot(step, state, Snapshotter::Want::kDiskLast, Urgency::kMust));
@@ -466,6 +479,7 @@ absl::Status Checkpointer::Impl::Release() {
 }
 
 absl::Status Checkpointer::Impl::Finish(int64_t step, const StateView& state) {
+  OUTLAST_RETURN_IF_ERROR(CheckStep(step, "Finish"));
   SectionScope section = run_.Section("finish", {.phase = Phase::kCheckpointWrite});
   OUTLAST_RETURN_IF_ERROR(EnsureBuffers(state));
   const bool is_sealed = !snapshotter_->is_running() || snapshotter_->Finish();

@@ -350,17 +350,19 @@ void Agent::OnCommit(const CommitGeneration& commit) {
 }  // namespace
 
 int RunAgent(const LaunchOptions& options, const Id128& run_id, Guardian& guardian) {
+  signal(SIGPIPE,
+         SIG_IGN);  // before the first line is said; the guardian and its workers were forked
   auto run_dir =
       RunDir::Create(options.run_dir, JobNameOf(options), Clock::Real().WallTime(), run_id);
   if (!run_dir.ok()) {
-    fmt::print(stderr, "outlast: --run-dir '{}': {}; a writable folder wanted\n", options.run_dir,
-               MessageOf(run_dir.status()));
+    PrintToStderr("outlast: --run-dir '{}': {}; a writable folder wanted\n", options.run_dir,
+                  MessageOf(run_dir.status()));
     return kExitRefused;
   }
-  fmt::print(stderr, "outlast: RUN_DIR {}\n", run_dir->path());
+  PrintToStderr("outlast: RUN_DIR {}\n", run_dir->path());
   Agent agent(options, run_id, guardian, std::move(*run_dir));
   if (const absl::Status started = agent.SetUp(); !started.ok()) {
-    fmt::print(stderr, "outlast: the job could not be started: {}\n", MessageOf(started));
+    PrintToStderr("outlast: the job could not be started: {}\n", MessageOf(started));
     return kExitRefused;
   }
   return agent.Run();

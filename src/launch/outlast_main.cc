@@ -9,6 +9,7 @@
 #include <string>
 #include <vector>
 
+#include "base/error.h"
 #include "checkpoint/ckpt_tool.h"
 #include "launch/agent.h"
 #include "launch/options.h"
@@ -58,13 +59,21 @@ int Run(const std::vector<std::string>& arguments) {
   return RunAgent(*options, run_id, **guardian);
 }
 
+// `code`, unless what it stands for could not be written.
+int Shown(int code) {
+  std::cout.flush();
+  if (std::cout) return code;
+  PrintToStderr("outlast: standard output: what was asked for could not be written in full\n");
+  return code == 0 ? 1 : code;
+}
+
 int Main(const std::vector<std::string>& arguments) {
   const std::string command = arguments.empty() ? "" : arguments[0];
   const std::vector<std::string> rest(arguments.begin() + (arguments.empty() ? 0 : 1),
                                       arguments.end());
   if (command == "run") return Run(rest);
-  if (command == "report") return RunReportTool(rest, std::cout, std::cerr);
-  if (command == "ckpt") return RunCkptTool(rest, std::cout, std::cerr);
+  if (command == "report") return Shown(RunReportTool(rest, std::cout, std::cerr));
+  if (command == "ckpt") return Shown(RunCkptTool(rest, std::cout, std::cerr));
   if (command == "--help" || command == "-h" || command == "help") {
     std::fputs(ToolHelp().c_str(), stdout);
     return 0;

@@ -654,7 +654,7 @@ void Keeper::Impl::Refuse(int slot, const Message& message, const absl::Status& 
 
 void Keeper::Impl::Complain(int slot, const absl::Status& why) {
   if (++refused_ > kComplaints) return;
-  fmt::print(stderr, "outlast: rank {}: {}\n", slot, MessageOf(why));
+  PrintToStderr("outlast: rank {}: {}\n", slot, MessageOf(why));
 }
 
 void Keeper::Impl::Answer(int number, uint64_t request, const absl::Status& status,

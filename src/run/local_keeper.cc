@@ -63,12 +63,11 @@ void LocalKeeper::EndWorker(int slot, uint64_t incarnation, const ProcessEnd& en
 void LocalKeeper::Kill(const KillWorker& kill) {
   if (trainer_left_.load()) return;
   if (stop_signal_ != 0) {
-    fmt::print(stderr, "outlast: signal {}: {}; the process ends without a save of its own\n",
-               stop_signal_, kill.reason);
+    PrintToStderr("outlast: signal {}: {}; the process ends without a save of its own\n",
+                  stop_signal_, kill.reason);
     StopSignals::EndProcessBy(stop_signal_);
   }
-  fmt::print(stderr, "outlast: {}; without `outlast run` the process is not replaced\n",
-             kill.reason);
+  PrintToStderr("outlast: {}; without `outlast run` the process is not replaced\n", kill.reason);
   EndWorker(kill.slot, kill.incarnation, {.signal = SIGKILL, .by_us = true});
 }
 
@@ -77,12 +76,11 @@ void LocalKeeper::CaptureStacks(const outlast::CaptureStacks&, std::function<voi
 }
 
 void LocalKeeper::OnFault(const RecordFault& record) {
-  fmt::print(stderr, "outlast: {}\n", record.fault.detail);
+  PrintToStderr("outlast: {}\n", record.fault.detail);
 }
 
 void LocalKeeper::OnFinish(const FinishJob& finish) {
-  if (finish.exit_code != 0 && stop_signal_ == 0)
-    fmt::print(stderr, "outlast: {}\n", finish.reason);
+  if (finish.exit_code != 0 && stop_signal_ == 0) PrintToStderr("outlast: {}\n", finish.reason);
 }
 
 void LocalKeeper::OnSignals() {

@@ -95,8 +95,8 @@ SectionScope Run::Section(std::string_view name, const SectionOptions& options) 
     limit_ns =
         static_cast<uint64_t>(absl::ToInt64Nanoseconds(*options.limit));  // infinite: the largest
   } else if (options.limit.has_value()) {
-    fmt::print(stderr, "outlast: section '{}': a limit of {} is none; a positive one is wanted\n",
-               name, absl::FormatDuration(*options.limit));
+    PrintToStderr("outlast: section '{}': a limit of {} is none; a positive one is wanted\n", name,
+                  absl::FormatDuration(*options.limit));
   }
   const uint16_t interned = state_->SectionName(name);
   const SectionDepth depth = state_->progress().OpenSection(

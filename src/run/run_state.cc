@@ -126,11 +126,11 @@ absl::Status RunState::JoinKeeper(absl::Duration timeout) {
 
 void RunState::ExplainMissingAgent() const {
   if (environment_.local_rank != 0) return;
-  fmt::print(stderr,
-             "outlast: a world of {} without an agent: going on after a lost rank, Put, Get, "
-             "shared memory, agreed stops and "
-             "verdicts on hangs need `outlast run`\n",
-             environment_.world);
+  PrintToStderr(
+      "outlast: a world of {} without an agent: going on after a lost rank, Put, Get, "
+      "shared memory, agreed stops and "
+      "verdicts on hangs need `outlast run`\n",
+      environment_.world);
 }
 
 RunState::~RunState() {
@@ -194,7 +194,7 @@ bool RunState::ReadOne() {
   if (message.ok()) {
     Handle(std::move(*message));
   } else {
-    fmt::print(stderr, "outlast: from the agent: {}\n", MessageOf(message.status()));
+    PrintToStderr("outlast: from the agent: {}\n", MessageOf(message.status()));
   }
   return true;
 }
@@ -286,8 +286,8 @@ void RunState::OnKeeperGone() {
   {
     MutexLock lock(mutex_);
     if (!quitting_ && !killed_ && has_agent_) {
-      fmt::print(stderr, "outlast: rank {}: {}; this generation goes on, another one cannot form\n",
-                 rank(), MessageOf(gone));
+      PrintToStderr("outlast: rank {}: {}; this generation goes on, another one cannot form\n",
+                    rank(), MessageOf(gone));
     }
     keeper_gone_ = gone;
     changed_.NotifyAll();

@@ -65,10 +65,10 @@ absl::StatusOr<StopSignals> StopSignals::Install() {
     }
   }
   if (!left_alone.empty()) {
-    fmt::print(stderr,
-               "outlast: {}: handled or ignored by the program, so they do not make the run save "
-               "and stop\n",
-               left_alone);
+    PrintToStderr(
+        "outlast: {}: handled or ignored by the program, so they do not make the run save "
+        "and stop\n",
+        left_alone);
   }
   return signals;
 }

@@ -28,10 +28,10 @@ bool Monitor::OnMessage(int slot, Message& message) {
     Begin(*options);
   } else if (options.ok() && text != encoded_options_ && !has_told_of_difference_) {
     has_told_of_difference_ = true;
-    fmt::print(stderr,
-               "outlast: slot {} asks for other watchdog options than the first rank; the first "
-               "ones hold\n",
-               slot);
+    PrintToStderr(
+        "outlast: slot {} asks for other watchdog options than the first rank; the first "
+        "ones hold\n",
+        slot);
   }
   if (message.request != 0) keeper_.Answer(slot, message.request, options.status());
   return true;
@@ -126,8 +126,7 @@ void Monitor::PollNow() {
   const int64_t started_ns = input.monotonic_ns;
   const PollResult result = state_->Poll(std::move(input));
   if (result.frozen != frozen_ && result.frozen != FreezeReason::kNone) {
-    fmt::print(stderr, "outlast: watch: {}; deadlines start again\n",
-               FreezeReasonName(result.frozen));
+    PrintToStderr("outlast: watch: {}; deadlines start again\n", FreezeReasonName(result.frozen));
   }
   frozen_ = result.frozen;
   if (result.recovered && listener_.on_recovered) listener_.on_recovered(*result.recovered);
@@ -165,7 +164,7 @@ void Monitor::OnFinding(const Verdict& verdict, absl::Duration took) {
     const auto written = WriteEvidence(run_dir, findings_, verdict, boxes, slots, took);
     if (written.ok()) folder = *written;
     if (!written.ok())
-      fmt::print(stderr, "outlast: watch: evidence not written: {}\n", MessageOf(written.status()));
+      PrintToStderr("outlast: watch: evidence not written: {}\n", MessageOf(written.status()));
   }
   if (listener_.on_finding) listener_.on_finding(verdict, folder);
   const std::string reason =

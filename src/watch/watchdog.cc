@@ -43,9 +43,9 @@ void PrintOwnStacks() {
                                  const_cast<char**>(arguments.data()), environ);
   posix_spawn_file_actions_destroy(&files);
   if (error != 0) {
-    fmt::print(stderr,
-               "outlast: no stacks: eu-stack did not start ({}); it is in the package elfutils\n",
-               MessageOf(ErrnoStatus(error, "eu-stack")));
+    PrintToStderr(
+        "outlast: no stacks: eu-stack did not start ({}); it is in the package elfutils\n",
+        MessageOf(ErrnoStatus(error, "eu-stack")));
     return;
   }
   // Where only ancestors may trace (Yama), the child is named as an exception.
@@ -114,14 +114,13 @@ class Watchdog::Local {
     input.looks.push_back(reader_.Look(run_.rank(), input.monotonic_ns));
     for (const StepRecord& step : reader_.NewSteps()) input.steps.push_back({run_.rank(), step});
     const PollResult result = state_.Poll(std::move(input));
-    if (result.recovered) fmt::print(stderr, "outlast: rank {} moves again\n", run_.rank());
+    if (result.recovered) PrintToStderr("outlast: rank {} moves again\n", run_.rank());
     if (result.finding) Report(*result.finding);
   }
 
   void Report(const Verdict& verdict) {
-    fmt::print(stderr, "outlast: {}: {}\n", VerdictClassName(verdict.verdict_class),
-               verdict.reason);
-    for (const std::string& line : verdict.evidence) fmt::print(stderr, "outlast:   {}\n", line);
+    PrintToStderr("outlast: {}: {}\n", VerdictClassName(verdict.verdict_class), verdict.reason);
+    for (const std::string& line : verdict.evidence) PrintToStderr("outlast:   {}\n", line);
     PrintOwnStacks();
     state_.Resume();  // our own tracer held everything up
   }
@@ -153,12 +152,12 @@ absl::StatusOr<std::unique_ptr<Watchdog>> Watchdog::Start(Run& run,
     const auto answer = run.link().Call(MessageKind::kWatch, 0, payload, kAnswerWithin);
     if (answer.ok()) return std::unique_ptr<Watchdog>(new Watchdog(nullptr));
     if (!absl::IsUnimplemented(answer.status())) return Annotate(answer.status(), "watchdog");
-    fmt::print(stderr, "outlast: the agent has no watch; hangs of other ranks are not found\n");
+    PrintToStderr("outlast: the agent has no watch; hangs of other ranks are not found\n");
   } else {
-    fmt::print(stderr,
-               "outlast: without `outlast run` the watchdog judges this rank's sections alone and "
-               "prints what it finds; it "
-               "neither sees other ranks nor ends a hang\n");
+    PrintToStderr(
+        "outlast: without `outlast run` the watchdog judges this rank's sections alone and "
+        "prints what it finds; it "
+        "neither sees other ranks nor ends a hang\n");
   }
   OUTLAST_ASSIGN_OR_RETURN(LookReader reader,
                            LookReader::Open(run.black_box().fd(), static_cast<int>(run.rank())));

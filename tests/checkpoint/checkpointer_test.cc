@@ -252,6 +252,16 @@ TEST(Checkpointer, ASecondInvocationGoesOnFromDisk) {
   EXPECT_EQ(CommittedSteps(folder / "root"), (std::vector<int64_t>{20, 10}));
 }
 
+TEST(Checkpointer, NeverSavesAStateUnderAnOlderStepsName) {
+  TempFolder folder;
+  Seen first, second;
+  RunJob({.steps = 10, .checkpoints = {.uri = folder / "root"}}, first);
+  RunJob({.steps = 6, .checkpoints = {.uri = folder / "root"}, .job = {.max_restarts = 0}}, second);
+  EXPECT_NE(second.result.exit_code, 0) << "the root is at step 10 already";
+  EXPECT_EQ(second.finished, 0);
+  EXPECT_EQ(CommittedSteps(folder / "root"), std::vector<int64_t>{10});
+}
+
 TEST(Checkpointer, AFreshStartRestoresNothingAndBeginsAChainOfItsOwn) {
   TempFolder folder;
   Seen first, second;

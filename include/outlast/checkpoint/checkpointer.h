@@ -92,9 +92,9 @@ class Checkpointer {
   absl::Status SaveIfDue(int64_t step, const StateView& state);
   // Finishes the running copy now: the owner is about to free or change a region.
   absl::Status Release();
-  // Saves `step` if it is not saved yet, and waits until it is durable. kResourceExhausted,
-  // kUnavailable ...: it could not be made durable, and why (the job will end with 88). Deadline:
-  // 60 s + bytes / (50 MB/s), then kDeadlineExceeded.
+  // Saves `step` (not below the step that was restored or saved last) if it is not saved yet, and
+  // waits until it is durable. kResourceExhausted, kUnavailable ...: it could not be made durable,
+  // and why (the job will end with 88). Deadline: 60 s + bytes / (50 MB/s), then kDeadlineExceeded.
   absl::Status Finish(int64_t step, const StateView& state);
 
   CheckpointStats stats() const;
