@@ -34,6 +34,10 @@ absl::StatusOr<LedgerOfDir> ReadDir(const std::string& dir, RunReport& report) {
                  dir);
   }
   if (!read.ok()) return read.status();
+  if (read->entries.empty()) {
+    return Error(absl::StatusCode::kDataLoss, "{}: {} bytes, and no whole record among them", path,
+                 read->cut_bytes);
+  }
   if (read->cut_bytes > 0) {
     report.notes.push_back(fmt::format(
         "{}: the last {} bytes are no whole record and were left out", path, read->cut_bytes));
