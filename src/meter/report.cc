@@ -34,10 +34,6 @@ absl::StatusOr<LedgerOfDir> ReadDir(const std::string& dir, RunReport& report) {
                  dir);
   }
   if (!read.ok()) return read.status();
-  if (read->entries.empty()) {
-    return Error(absl::StatusCode::kDataLoss, "{}: {} bytes, and no whole record among them", path,
-                 read->cut_bytes);
-  }
   if (read->cut_bytes > 0) {
     report.notes.push_back(fmt::format(
         "{}: the last {} bytes are no whole record and were left out", path, read->cut_bytes));
@@ -154,6 +150,10 @@ absl::StatusOr<RunReport> BuildReport(std::span<const std::string> run_dirs) {
     report.run_dirs.push_back(dir);
     ledgers.push_back(std::move(ledger));
   }
+  const bool all_damaged = !report.notes.empty() &&
+                           std::all_of(ledgers.begin(), ledgers.end(),
+                                       [](const auto& ledger) { return ledger.entries.empty(); });
+  if (all_damaged) return Error(absl::StatusCode::kDataLoss, "{}", report.notes.front());
   AddEnd(ledgers, report);
 
   std::vector<RunEntries> runs;
