@@ -179,7 +179,7 @@ TEST_F(Report, ReadsACutLedgerAndSaysSo) {
       << out_.str();
   EXPECT_NE(out_.str().find("no end record: it still runs, or its agent was killed"),
             std::string::npos);
-  std::filesystem::resize_file(path, 100);
+  std::filesystem::resize_file(path, 10);
   EXPECT_EQ(Run({dir}), 85) << "no whole record is left: nothing is known of this run";
   std::filesystem::resize_file(path, 0);
   EXPECT_EQ(Run({dir}), 0) << err_.str();
