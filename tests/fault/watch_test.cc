@@ -228,8 +228,7 @@ std::vector<double> ExpectOneVerdictEach(const HangJob& job, const std::vector<D
   return took;
 }
 
-// ---- Each kind of hang
-// ---------------------------------------------------------------------------
+// --- Each kind of hang ---
 
 // Twenty of each kind in five jobs, ranks and order drawn by chance: within a job the stalls come
 // one after the other, each found, acted upon, and trained past.
@@ -298,8 +297,7 @@ TEST(Watch, ABlockedReadIsReplacedThroughTheLadder) {
   EXPECT_THAT(job.Events("fault"), SizeIs(1));
 }
 
-// ---- What is no hang
-// -----------------------------------------------------------------------------
+// --- What is no hang ---
 
 // And nothing is learned from the pause: who hangs later is found as soon as ever.
 TEST(Watch, AllRanksStoppedTogetherAreFrozenNotHung) {
@@ -417,8 +415,7 @@ TEST(Watch, AHealthyJobOnABusyMachineIsLeftAlone) {
   EXPECT_THAT(job.Events("fault"), IsEmpty());
 }
 
-// ---- Asked for
-// -----------------------------------------------------------------------------------
+// --- Asked for ---
 
 TEST(Watch, QuitWritesTheStacksOfAllRanksAndTrainingGoesOn) {
   HangJob job;
