@@ -30,6 +30,8 @@ absl::StatusOr<Receipt> WriteRank(const std::string& folder, const PersistRank& 
   if (!from.assignment->image.empty()) {
     const uint32_t chunks = from.buffer->layout().image_chunk_count();
     ShardWriteOptions options;
+    options.crcs = ShardWriteOptions::Crcs::kSample;
+    options.sample = sealed.turn;
     OUTLAST_ASSIGN_OR_RETURN(receipt.file,
                              WriteShard(folder, rank, from.buffer->image(),
                                         from.buffer->chunk_crcs().first(chunks), options));

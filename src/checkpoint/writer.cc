@@ -4,7 +4,6 @@
 
 #include <algorithm>
 #include <array>
-#include <optional>
 #include <thread>
 #include <utility>
 
@@ -70,8 +69,14 @@ class BlockChecker {
  public:
   // `wanted` CRCs, by chunk; none: they are only taken. All borrowed.
   BlockChecker(std::span<const std::byte> image, std::span<const uint32_t> wanted,
-               size_t block_bytes, const std::string& path)
-      : image_(image), wanted_(wanted), block_bytes_(block_bytes), path_(path) {
+               size_t block_bytes, const std::string& path, const ShardWriteOptions& options)
+      : image_(image),
+        wanted_(wanted),
+        block_bytes_(block_bytes),
+        path_(path),
+        one_in_(!wanted.empty() && options.crcs == ShardWriteOptions::Crcs::kSample ? kSampleOneIn
+                                                                                    : 1),
+        sample_(options.sample % one_in_) {
     crcs_.reserve(image.size() / kChunkBytes + 1);
     if (image.size() <= block_bytes) return;  // nothing to be ahead of
     thread_ = std::thread([this] { Run(); });
@@ -116,14 +121,18 @@ class BlockChecker {
   }
 
   absl::Status CheckBlock(size_t index) {
-    const size_t at = index * block_bytes_;
-    for (const uint32_t crc :
-         ChunkCrcs(image_.subspan(at, std::min(block_bytes_, image_.size() - at)))) {
+    const size_t end = std::min((index + 1) * block_bytes_, image_.size());
+    for (size_t at = index * block_bytes_; at < end; at += kChunkBytes) {
       const size_t i = crcs_.size();
+      if (i % one_in_ != sample_) {
+        crcs_.push_back(wanted_[i]);
+        continue;
+      }
+      const uint32_t crc = Crc32c(image_.subspan(at, std::min<size_t>(kChunkBytes, end - at)));
       if (!wanted_.empty() && crc != wanted_[i]) {
         return Error(absl::StatusCode::kDataLoss,
-                     "{}: the buffer's chunk at {} has crc {:08x}, {:08x} was sealed", path_,
-                     i * kChunkBytes, crc, wanted_[i]);
+                     "{}: the buffer's chunk at {} has crc {:08x}, {:08x} was sealed", path_, at,
+                     crc, wanted_[i]);
       }
       crcs_.push_back(crc);
     }
@@ -143,6 +152,8 @@ class BlockChecker {
   const std::span<const uint32_t> wanted_;
   const size_t block_bytes_;
   const std::string& path_;
+  const uint64_t one_in_;  // chunks that are checked
+  const uint64_t sample_;
   std::vector<uint32_t> crcs_;  // the thread's; ours when there is none, or it has ended
   Mutex mutex_;
   CondVar changed_;
@@ -191,19 +202,16 @@ absl::StatusOr<ShardFile> WriteShard(const std::string& folder, uint32_t writer,
     return Error(absl::StatusCode::kInvalidArgument, "{}: {} chunk CRCs for {} bytes, {} wanted",
                  path, chunks.size(), image.size(), count);
   }
-  const bool trust = !chunks.empty() && options.crcs == ShardWriteOptions::Crcs::kTrust;
   OUTLAST_ASSIGN_OR_RETURN(DirectWriter file_writer,
                            DirectWriter::Create(path, image.size(), options.io));
   const size_t block = std::max<size_t>(options.io.block_bytes / kChunkBytes, 1) * kChunkBytes;
-  std::optional<BlockChecker> checker;
-  if (!trust) checker.emplace(image, chunks, block, path);
+  BlockChecker checker(image, chunks, block, path, options);
   for (size_t at = 0; at < image.size(); at += block) {
-    if (checker) OUTLAST_RETURN_IF_ERROR(checker->Await(at / block));
+    OUTLAST_RETURN_IF_ERROR(checker.Await(at / block));
     OUTLAST_RETURN_IF_ERROR(
         file_writer.Append(image.subspan(at, std::min(block, image.size() - at))));
   }
-  if (checker) file.chunks = checker->TakeCrcs();
-  if (trust) file.chunks.assign(chunks.begin(), chunks.end());
+  file.chunks = checker.TakeCrcs();
   OUTLAST_RETURN_IF_ERROR(file_writer.Finish());
   file.crc32c = CombineChunks(file.chunks, file.bytes);
   return file;

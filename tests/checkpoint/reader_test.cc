@@ -314,6 +314,28 @@ TEST(WriteShard, GivesTheCrcOfTheWholeFile) {
   EXPECT_EQ(file.crc32c, Crc32c(bytes));
 }
 
+TEST(WriteShard, ASampleChecksEachChunkInOneOfFourSaves) {
+  TempFolder folder;
+  const Mapping image = Mapping::Anonymous(9 << 20).value();
+  const std::vector<uint32_t> crcs = ChunkCrcs(image.bytes());
+  ShardWriteOptions options;
+  options.crcs = ShardWriteOptions::Crcs::kSample;
+  uint32_t writer = 0;
+  for (size_t chunk = 0; chunk < 9; ++chunk) {
+    image.data()[(chunk << 20) + 3] = std::byte{1};
+    int refused = 0;
+    for (options.sample = 0; options.sample < kSampleOneIn; ++options.sample) {
+      const auto file = WriteShard(folder.path(), writer++, image.bytes(), crcs, options);
+      refused += file.ok() ? 0 : 1;
+      if (file.ok()) {
+        EXPECT_EQ(file->chunks, crcs) << "what was sealed stands in the receipt";
+      }
+    }
+    EXPECT_EQ(refused, 1) << "chunk " << chunk;
+    image.data()[(chunk << 20) + 3] = std::byte{0};
+  }
+}
+
 // Blocks are checked by a thread of their own, ahead of the disk.
 TEST(WriteShard, ChecksEveryBlockBeforeItIsWritten) {
   TempFolder folder;
