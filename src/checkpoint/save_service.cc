@@ -17,8 +17,6 @@ namespace {
 // A step that all ranks can still see coming when it is announced: they are at most a step apart,
 // plus one for the notice.
 constexpr int64_t kNoticeSteps = 2;
-constexpr absl::Duration kLongestAuto = absl::Minutes(30);
-constexpr absl::Duration kShortestAuto = absl::Seconds(5);
 constexpr absl::Duration kAutoRetry = absl::Seconds(10);
 constexpr uint32_t kExtraRoom = 64 << 10;
 
@@ -47,12 +45,7 @@ absl::Duration AutoInterval(absl::Duration cost, absl::Duration run_time, int wo
                             size_t faults) {
   const double prior = 8000.0 * 3600 / world;
   const double mean = (prior + absl::ToDoubleSeconds(run_time)) / (1 + static_cast<double>(faults));
-  return std::clamp(absl::Seconds(std::sqrt(2 * absl::ToDoubleSeconds(cost) * mean)), kShortestAuto,
-                    kLongestAuto);
-}
-
-absl::Status Aborted(uint64_t generation) {
-  return Error(absl::StatusCode::kAborted, "generation {} ended", generation);
+  return absl::Seconds(std::sqrt(2 * absl::ToDoubleSeconds(cost) * mean));
 }
 
 }  // namespace
@@ -524,23 +517,26 @@ void SaveService::AnswerFinishers(int64_t step, const absl::Status& status) {
     keeper_.Answer(waiter.slot, waiter.request, status, status.ok() ? durable : "");
 }
 
+// Begins the wait for the next save by time, from now on.
 void SaveService::ArmAutoSave() {
-  if (!checkpointer_.every.is_auto() || auto_timer_ || buffers_.empty()) return;
+  if (!checkpointer_.every.is_auto() || buffers_.empty()) return;
+  if (auto_timer_) keeper_.loop().Cancel(*auto_timer_);
   const absl::Duration run_time = absl::Nanoseconds(MonotonicNanos() - started_ns_);
   const absl::Duration after =
-      AutoInterval(last_write_time_, run_time, world_, keeper_.job().faults().size());
-  auto_timer_ = keeper_.loop().RunAfter(after, [this] {
-    auto_timer_.reset();
-    if (writing_ || queued_) return;  // its end arms the timer again
-    int64_t newest = 0;
-    for (const HeldSteps& held : table_->Read()) newest = std::max(newest, held.newest());
-    table_->SetWantedStep(newest + kNoticeSteps);
-    auto_timer_ = keeper_.loop().RunAfter(
-        kAutoRetry, [this] {  // a rank was past the step already: ask for a later one
-          auto_timer_.reset();
-          if (table_->wanted_step() != kNoStep || (!writing_ && !queued_)) ArmAutoSave();
-        });
-  });
+      std::clamp(AutoInterval(last_write_time_, run_time, world_, keeper_.job().faults().size()),
+                 options_.shortest_auto, options_.longest_auto);
+  auto_timer_ = keeper_.loop().RunAfter(after, [this] { AskForAutoSave(); });
+}
+
+// Asks all ranks for a step that none has reached. One that was past it already leaves the save
+// incomplete: then a later step is asked for.
+void SaveService::AskForAutoSave() {
+  auto_timer_.reset();
+  if (writing_ || queued_) return;  // its end arms the timer again
+  int64_t newest = 0;
+  for (const HeldSteps& held : table_->Read()) newest = std::max(newest, held.newest());
+  table_->SetWantedStep(newest + kNoticeSteps);
+  auto_timer_ = keeper_.loop().RunAfter(kAutoRetry, [this] { AskForAutoSave(); });
 }
 
 // --- Generations ---
@@ -651,159 +647,6 @@ int SaveService::members() const {
   if (generation_members_.empty()) return world_;
   return static_cast<int>(std::count_if(generation_members_.begin(), generation_members_.end(),
                                         [&](int slot) { return !keeper_.is_finished(slot); }));
-}
-
-// --- Restore ---
-
-void SaveService::OnChoose(int slot, const Message& message) {
-  PayloadReader reader(message.payload);
-  const auto attempt = reader.Int<uint32_t>();
-  if (message.generation < generation_)
-    return keeper_.Answer(slot, message.request, Aborted(message.generation));
-  if (attempt != restoring_.attempt) {
-    return keeper_.Answer(
-        slot, message.request,
-        Error(absl::StatusCode::kInternal, "restore attempt {} of slot {}: attempt {} is under way",
-              attempt, slot, restoring_.attempt));
-  }
-  restoring_.choosers.push_back({slot, message.request});
-  if (restoring_.choice) return AnswerChoosers();
-  if (!restoring_.choosing) Choose();
-}
-
-void SaveService::Choose() {
-  restoring_.choosing = true;
-  if (base_ && !restoring_.memory_is_bad) {
-    return Decide({RestoreSource::kMemory, base_->step, base_->generation, 0, 0, {}});
-  }
-  ChooseFromDisk();
-}
-
-void SaveService::ChooseFromDisk() {
-  // A fresh start restores nothing of what was there before, but does restore what it committed
-  // itself.
-  const StartMode mode =
-      opened_->resume || committed_here_ ? StartMode::kResume : StartMode::kFresh;
-  io_->Post([this, alive = alive_, &loop = keeper_.loop(), opened = opened_, mode,
-             generation = generation_, attempt = restoring_.attempt] {
-    const auto decide = [&]() -> absl::StatusOr<StartDecision> {
-      OUTLAST_ASSIGN_OR_RETURN(const Listing listing, opened->root->List());
-      return DecideStart(listing, mode);
-    };
-    loop.Post([this, alive, generation, attempt, decision = decide()] {
-      if (*alive) OnDiskCandidates(generation, attempt, decision);
-    });
-  });
-}
-
-void SaveService::OnDiskCandidates(uint64_t generation, uint32_t attempt,
-                                   absl::StatusOr<StartDecision> decision) {
-  if (generation != generation_ || attempt != restoring_.attempt || !restoring_.choosing) return;
-  std::string error;
-  if (!decision.ok()) {
-    error = std::string(MessageOf(decision.status()));
-  } else {
-    if (attempt == 0) {
-      for (const std::string& skipped : decision->skipped)
-        options_.observer.on_note("checkpoint passed over: " + skipped);
-    }
-    for (const std::string& name : decision->candidates) {
-      if (restoring_.bad_folders.contains(name)) continue;
-      const auto parts = ParseCheckpointName(name);
-      return Decide(
-          {RestoreSource::kDisk, parts ? parts->step : 0, 0, 0, 0, opened_->root->PathOf(name)});
-    }
-    // Nothing was ever saved, or a fresh start was asked for: step 0. But never because all that
-    // there was failed.
-    if (restoring_.passed_over.empty()) return Decide({});
-  }
-  for (const std::string& one : restoring_.passed_over) error += (error.empty() ? "" : "; ") + one;
-  const absl::Status status = Error(absl::StatusCode::kDataLoss,
-                                    "no checkpoint in {} restores: {} (start over with --fresh)",
-                                    opened_->root->path(), error);
-  for (const Waiter& waiter : std::exchange(restoring_.choosers, {}))
-    keeper_.Answer(waiter.slot, waiter.request, status);
-  restoring_.choosing = false;
-  keeper_.Dispatch(RestoreFailed{std::string(MessageOf(status))});
-}
-
-void SaveService::Decide(RestoreChoice choice) {
-  restoring_.choosing = false;
-  restoring_.choice = std::move(choice);
-  AnswerChoosers();
-}
-
-void SaveService::AnswerChoosers() {
-  for (const Waiter& waiter : std::exchange(restoring_.choosers, {})) {
-    RestoreChoice choice = *restoring_.choice;
-    if (choice.source == RestoreSource::kMemory) {
-      const Held& held = base_->held[static_cast<size_t>(waiter.slot)];
-      choice.buffer = static_cast<uint32_t>(held.buffer);
-      choice.turn = held.turn;
-    }
-    keeper_.Answer(waiter.slot, waiter.request, absl::OkStatus(), choice.Encode());
-  }
-}
-
-void SaveService::OnVote(int slot, const Message& message) {
-  PayloadReader reader(message.payload);
-  const auto attempt = reader.Int<uint32_t>();
-  const bool ok = reader.Int<uint8_t>() != 0;
-  const bool mismatch = reader.Int<uint8_t>() != 0;
-  const std::string_view detail = reader.Text();
-  if (!reader.ok() || message.generation < generation_ || attempt != restoring_.attempt ||
-      !restoring_.choice) {
-    return keeper_.Answer(slot, message.request, Aborted(message.generation));
-  }
-  restoring_.voters[slot] = {slot, message.request};
-  restoring_.failed = restoring_.failed || !ok;
-  restoring_.mismatch = restoring_.mismatch || mismatch;
-  if (!ok) restoring_.passed_over.push_back(fmt::format("rank {}: {}", slot, detail));
-  CountVotes();
-}
-
-void SaveService::CountVotes() {
-  if (static_cast<int>(restoring_.voters.size()) < members()) return;
-  const auto voters = std::exchange(restoring_.voters, {});
-  const RestoreChoice choice = *restoring_.choice;
-  if (restoring_.mismatch) {  // the program's own error: no other source would fit better
-    const absl::Status status =
-        Error(absl::StatusCode::kInvalidArgument, "{}", restoring_.passed_over.front());
-    for (const auto& [slot, waiter] : voters) keeper_.Answer(slot, waiter.request, status);
-    return;
-  }
-  if (!restoring_.failed) {
-    durable_step_ =
-        choice.source == RestoreSource::kDisk ? choice.step : std::min(durable_step_, choice.step);
-    if (choice.source == RestoreSource::kDisk) {
-      parent_ = choice.folder.substr(choice.folder.rfind('/') + 1);
-    } else if (choice.source == RestoreSource::kNone) {
-      parent_.reset();
-    }
-    options_.observer.on_restored(generation_, choice.source, choice.step);
-  } else {
-    const std::string reason = restoring_.passed_over.back();
-    options_.observer.on_note(
-        fmt::format("restore of step {} from {} failed: {}", choice.step,
-                    choice.source == RestoreSource::kMemory ? "memory" : choice.folder, reason));
-    if (choice.source == RestoreSource::kMemory) {
-      restoring_.memory_is_bad = true;
-      ForgetMemory();
-    } else {
-      const std::string name = choice.folder.substr(choice.folder.rfind('/') + 1);
-      restoring_.bad_folders.insert(name);
-      io_->Post([opened = opened_, name, reason] {
-        opened->root->Quarantine(name, reason).IgnoreError();
-      });
-    }
-    ++restoring_.attempt;
-    restoring_.choice.reset();
-  }
-  const auto restored = static_cast<uint8_t>(!restoring_.failed);
-  restoring_.failed = false;
-  for (const auto& [slot, waiter] : voters) {
-    keeper_.Answer(slot, waiter.request, absl::OkStatus(), PayloadWriter().Int(restored).bytes());
-  }
 }
 
 // --- Ends ---

@@ -50,6 +50,9 @@ struct SaveServiceOptions {
   bool fresh = false;      // --fresh
   bool take_over = false;  // --take-over
   std::string committer;   // the host's name, for people
+  // Bounds of Every::Auto's interval on disk.
+  absl::Duration shortest_auto = absl::Seconds(5);
+  absl::Duration longest_auto = absl::Minutes(30);
   SaveObserver observer;
 };
 
@@ -149,6 +152,7 @@ class SaveService final : public KeeperExtension {
   void CountVotes();
   int members() const;
   void ArmAutoSave();
+  void AskForAutoSave();
   void BeatLater();
 
   Keeper& keeper_;

@@ -79,6 +79,7 @@ class Toy {
 struct JobSpec {
   int ranks = 2;
   int64_t steps = 30;
+  size_t floats = 50'000;  // of the state
   CheckpointerOptions checkpoints;
   SaveServiceOptions service;
   // Called by each rank before the update of each step.
@@ -98,6 +99,7 @@ struct Seen {
   std::function<void(int64_t step)> on_durable = [](int64_t) {};
   std::atomic<int64_t> skipped{0};
   std::atomic<int64_t> reached{0};
+  std::atomic<int64_t> sealed{0};  // by one rank
 };
 
 void RunJob(JobSpec spec, Seen& seen) {
@@ -122,12 +124,12 @@ void RunJob(JobSpec spec, Seen& seen) {
   };
   LocalWorld world(spec.ranks, options);
   seen.result = world.Run([&](Run& run) -> absl::Status {
-    Toy toy;
+    Toy toy(spec.floats);
     OUTLAST_ASSIGN_OR_RETURN(const auto checkpoints, Checkpointer::Open(run, spec.checkpoints));
     const absl::Status status = run.ForEachGeneration([&](Generation& generation) -> absl::Status {
       OUTLAST_ASSIGN_OR_RETURN(auto group, ShmGroup::Make(generation, run, "grads", 4096));
       OUTLAST_ASSIGN_OR_RETURN(int64_t step, checkpoints->Restore(toy.State()));
-      if (step == 0) toy = Toy();
+      if (step == 0) toy = Toy(spec.floats);
       if (!toy.IsStateOf(step)) ++seen.wrong_states;
       if (run.rank() == 0) {
         seen.restored_from.push_back(checkpoints->stats().restored_from);
@@ -149,6 +151,7 @@ void RunJob(JobSpec spec, Seen& seen) {
       return absl::OkStatus();
     });
     seen.skipped += checkpoints->stats().skipped;
+    seen.sealed = std::max<int64_t>(seen.sealed, checkpoints->stats().sealed);
     return status;
   });
 }
@@ -185,6 +188,43 @@ TEST(Checkpointer, SavesAtItsCadenceAndKeepsTheLast) {
   EXPECT_EQ(kept[0], 30);
   EXPECT_EQ(kept[1] % 5, 0);
   EXPECT_GE(seen.durable.size(), 2u);
+}
+
+TEST(Checkpointer, AutoSavesByTimeAStepThatAllRanksSeeComing) {
+  TempFolder folder;
+  Seen seen;
+  RunJob(
+      {.ranks = 3,
+       .steps = 400,
+       .checkpoints = {.uri = folder / "root"},
+       .service = {.shortest_auto = absl::Milliseconds(1), .longest_auto = absl::Milliseconds(20)},
+       .at_step = [](LocalWorld&, outlast::Run&, int64_t) { usleep(1000); }},
+      seen);
+  EXPECT_EQ(seen.result.exit_code, 0) << seen.result.reason;
+  EXPECT_GE(seen.durable.size(), 3u) << "at least two by time, and the last step";
+  EXPECT_EQ(seen.durable.back(), 400);
+}
+
+// A step that is nothing but the copy of its state cannot pay for one each time: the ranks agree on
+// fewer.
+TEST(Checkpointer, AutoSpacesSnapshotsThatCostTooMuchOfAStep) {
+  TempFolder folder;
+  Seen seen;
+  std::atomic<bool> killed{false};
+  RunJob({.ranks = 2,
+          .steps = 300,
+          .floats = 400'000,
+          .checkpoints = {.uri = folder / "root", .every = Every::Steps(100'000)},
+          .at_step =
+              [&](LocalWorld& world, outlast::Run& run, int64_t step) {
+                if (run.rank() == 1 && step == 250 && !killed.exchange(true)) world.KillRank(1);
+              }},
+         seen);
+  EXPECT_EQ(seen.result.exit_code, 0) << seen.result.reason;
+  EXPECT_EQ(seen.wrong_states, 0);
+  EXPECT_LT(seen.sealed + seen.skipped, 200);
+  ASSERT_EQ(seen.restored_steps.size(), 2u);
+  EXPECT_GT(seen.restored_steps[1], 0) << "spaced, and still common to all";
 }
 
 TEST(Checkpointer, GoesOnFromMemoryWhenARankIsKilled) {

@@ -1,0 +1,169 @@
+// Where all ranks restore from: the service proposes, every rank tries and votes.
+#include <algorithm>
+#include <string>
+#include <utility>
+
+#include "base/error.h"
+#include "checkpoint/save_service.h"
+
+namespace outlast {
+namespace {
+
+absl::Status Aborted(uint64_t generation) {
+  return Error(absl::StatusCode::kAborted, "generation {} ended", generation);
+}
+
+}  // namespace
+
+void SaveService::OnChoose(int slot, const Message& message) {
+  PayloadReader reader(message.payload);
+  const auto attempt = reader.Int<uint32_t>();
+  if (message.generation < generation_)
+    return keeper_.Answer(slot, message.request, Aborted(message.generation));
+  if (attempt != restoring_.attempt) {
+    return keeper_.Answer(
+        slot, message.request,
+        Error(absl::StatusCode::kInternal, "restore attempt {} of slot {}: attempt {} is under way",
+              attempt, slot, restoring_.attempt));
+  }
+  restoring_.choosers.push_back({slot, message.request});
+  if (restoring_.choice) return AnswerChoosers();
+  if (!restoring_.choosing) Choose();
+}
+
+void SaveService::Choose() {
+  restoring_.choosing = true;
+  if (base_ && !restoring_.memory_is_bad) {
+    return Decide({RestoreSource::kMemory, base_->step, base_->generation, 0, 0, {}});
+  }
+  ChooseFromDisk();
+}
+
+void SaveService::ChooseFromDisk() {
+  // A fresh start restores nothing of what was there before, but does restore what it committed
+  // itself.
+  const StartMode mode =
+      opened_->resume || committed_here_ ? StartMode::kResume : StartMode::kFresh;
+  io_->Post([this, alive = alive_, &loop = keeper_.loop(), opened = opened_, mode,
+             generation = generation_, attempt = restoring_.attempt] {
+    const auto decide = [&]() -> absl::StatusOr<StartDecision> {
+      OUTLAST_ASSIGN_OR_RETURN(const Listing listing, opened->root->List());
+      return DecideStart(listing, mode);
+    };
+    loop.Post([this, alive, generation, attempt, decision = decide()] {
+      if (*alive) OnDiskCandidates(generation, attempt, decision);
+    });
+  });
+}
+
+void SaveService::OnDiskCandidates(uint64_t generation, uint32_t attempt,
+                                   absl::StatusOr<StartDecision> decision) {
+  if (generation != generation_ || attempt != restoring_.attempt || !restoring_.choosing) return;
+  std::string error;
+  if (!decision.ok()) {
+    error = std::string(MessageOf(decision.status()));
+  } else {
+    if (attempt == 0) {
+      for (const std::string& skipped : decision->skipped)
+        options_.observer.on_note("checkpoint passed over: " + skipped);
+    }
+    for (const std::string& name : decision->candidates) {
+      if (restoring_.bad_folders.contains(name)) continue;
+      const auto parts = ParseCheckpointName(name);
+      return Decide(
+          {RestoreSource::kDisk, parts ? parts->step : 0, 0, 0, 0, opened_->root->PathOf(name)});
+    }
+    // Nothing was ever saved, or a fresh start was asked for: step 0. But never because all that
+    // there was failed.
+    if (restoring_.passed_over.empty()) return Decide({});
+  }
+  for (const std::string& one : restoring_.passed_over) error += (error.empty() ? "" : "; ") + one;
+  const absl::Status status = Error(absl::StatusCode::kDataLoss,
+                                    "no checkpoint in {} restores: {} (start over with --fresh)",
+                                    opened_->root->path(), error);
+  for (const Waiter& waiter : std::exchange(restoring_.choosers, {}))
+    keeper_.Answer(waiter.slot, waiter.request, status);
+  restoring_.choosing = false;
+  keeper_.Dispatch(RestoreFailed{std::string(MessageOf(status))});
+}
+
+void SaveService::Decide(RestoreChoice choice) {
+  restoring_.choosing = false;
+  restoring_.choice = std::move(choice);
+  AnswerChoosers();
+}
+
+void SaveService::AnswerChoosers() {
+  for (const Waiter& waiter : std::exchange(restoring_.choosers, {})) {
+    RestoreChoice choice = *restoring_.choice;
+    if (choice.source == RestoreSource::kMemory) {
+      const Held& held = base_->held[static_cast<size_t>(waiter.slot)];
+      choice.buffer = static_cast<uint32_t>(held.buffer);
+      choice.turn = held.turn;
+    }
+    keeper_.Answer(waiter.slot, waiter.request, absl::OkStatus(), choice.Encode());
+  }
+}
+
+void SaveService::OnVote(int slot, const Message& message) {
+  PayloadReader reader(message.payload);
+  const auto attempt = reader.Int<uint32_t>();
+  const bool ok = reader.Int<uint8_t>() != 0;
+  const bool mismatch = reader.Int<uint8_t>() != 0;
+  const std::string_view detail = reader.Text();
+  if (!reader.ok() || message.generation < generation_ || attempt != restoring_.attempt ||
+      !restoring_.choice) {
+    return keeper_.Answer(slot, message.request, Aborted(message.generation));
+  }
+  restoring_.voters[slot] = {slot, message.request};
+  restoring_.failed = restoring_.failed || !ok;
+  restoring_.mismatch = restoring_.mismatch || mismatch;
+  if (!ok) restoring_.passed_over.push_back(fmt::format("rank {}: {}", slot, detail));
+  CountVotes();
+}
+
+void SaveService::CountVotes() {
+  if (static_cast<int>(restoring_.voters.size()) < members()) return;
+  const auto voters = std::exchange(restoring_.voters, {});
+  const RestoreChoice choice = *restoring_.choice;
+  if (restoring_.mismatch) {  // the program's own error: no other source would fit better
+    const absl::Status status =
+        Error(absl::StatusCode::kInvalidArgument, "{}", restoring_.passed_over.front());
+    for (const auto& [slot, waiter] : voters) keeper_.Answer(slot, waiter.request, status);
+    return;
+  }
+  if (!restoring_.failed) {
+    durable_step_ =
+        choice.source == RestoreSource::kDisk ? choice.step : std::min(durable_step_, choice.step);
+    if (choice.source == RestoreSource::kDisk) {
+      parent_ = choice.folder.substr(choice.folder.rfind('/') + 1);
+    } else if (choice.source == RestoreSource::kNone) {
+      parent_.reset();
+    }
+    options_.observer.on_restored(generation_, choice.source, choice.step);
+  } else {
+    const std::string reason = restoring_.passed_over.back();
+    options_.observer.on_note(
+        fmt::format("restore of step {} from {} failed: {}", choice.step,
+                    choice.source == RestoreSource::kMemory ? "memory" : choice.folder, reason));
+    if (choice.source == RestoreSource::kMemory) {
+      restoring_.memory_is_bad = true;
+      ForgetMemory();
+    } else {
+      const std::string name = choice.folder.substr(choice.folder.rfind('/') + 1);
+      restoring_.bad_folders.insert(name);
+      io_->Post([opened = opened_, name, reason] {
+        opened->root->Quarantine(name, reason).IgnoreError();
+      });
+    }
+    ++restoring_.attempt;
+    restoring_.choice.reset();
+  }
+  const auto restored = static_cast<uint8_t>(!restoring_.failed);
+  restoring_.failed = false;
+  for (const auto& [slot, waiter] : voters) {
+    keeper_.Answer(slot, waiter.request, absl::OkStatus(), PayloadWriter().Int(restored).bytes());
+  }
+}
+
+}  // namespace outlast
