@@ -284,7 +284,7 @@ void SaveService::MakeBuffersIfAllAsked() {
   });
 }
 
-void SaveService::OnBuffersMade(absl::Status status) {
+void SaveService::OnBuffersMade(const absl::Status& status) {
   making_ = false;
   if (status.ok()) {
     for (int slot = 0; slot < world_; ++slot) {

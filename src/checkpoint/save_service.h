@@ -121,7 +121,7 @@ class SaveService final : public KeeperExtension {
   void AnswerOpen(const Waiter& waiter);
   void OnBuffers(int slot, Message& message);
   void MakeBuffersIfAllAsked();
-  void OnBuffersMade(absl::Status status);
+  void OnBuffersMade(const absl::Status& status);
   void AnswerBuffers(const Waiter& waiter);
   void OnSealed(int slot, const Message& message);
   void OnSkipped(const Message& message);
