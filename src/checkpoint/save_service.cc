@@ -62,7 +62,8 @@ SaveService::SaveService(Keeper& keeper, SaveServiceOptions options)
       tables_(static_cast<size_t>(world_)),
       started_ns_(MonotonicNanos()),
       io_(std::make_unique<SerialThread>("outlast-root")),
-      persist_(std::make_unique<SerialThread>("outlast-save")) {}
+      persist_(
+          std::make_unique<SerialThread>("outlast-save", SerialThread::Priority::kBackground)) {}
 
 SaveService::~SaveService() {
   *alive_ = false;
@@ -680,7 +681,7 @@ absl::Status SaveService::PersistLast() {
     for (const Held& held : common->held) save.held.emplace_back(held);
     status = Persist(*opened_->root, RequestOf(save)).status();
   }
-  persist_ = std::make_unique<SerialThread>("outlast-save");
+  persist_ = std::make_unique<SerialThread>("outlast-save", SerialThread::Priority::kBackground);
   return status;
 }
 

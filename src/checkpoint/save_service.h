@@ -65,6 +65,7 @@ class SaveService final : public KeeperExtension {
 
   bool OnMessage(int slot, Message& message) override;
   void OnAbort(uint64_t generation) override;
+  void OnQuiet() override;
   void OnCommit(const CommitGeneration& commit) override;
   void OnWorkerEnded(int slot) override;
   bool is_saving() const override { return opened_ != nullptr && !buffers_.empty(); }

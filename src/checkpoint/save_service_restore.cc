@@ -31,6 +31,21 @@ void SaveService::OnChoose(int slot, const Message& message) {
   if (!restoring_.choosing) Choose();
 }
 
+// Survivors that allow it bring their state back while the lost ranks' new processes start.
+void SaveService::OnQuiet() {
+  if (buffers_.empty()) return;
+  const std::optional<Common> common = FindCommon();
+  if (!common) return;
+  RestoreChoice choice{RestoreSource::kMemory, common->step, common->generation, 0, 0, {}};
+  for (int slot = 0; slot < world_; ++slot) {
+    if (!keeper_.is_joined(slot) || keeper_.is_finished(slot)) continue;
+    const Held& held = common->held[static_cast<size_t>(slot)];
+    choice.buffer = static_cast<uint32_t>(held.buffer);
+    choice.turn = held.turn;
+    keeper_.Send(slot, {.kind = MessageKind::kAhead, .payload = choice.Encode()});
+  }
+}
+
 void SaveService::Choose() {
   restoring_.choosing = true;
   if (base_ && !restoring_.memory_is_bad) {

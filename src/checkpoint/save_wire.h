@@ -11,7 +11,9 @@
 //   kFinish     i64 step, u8 FinishAsk -> u8 durable
 //   kChoose     u32 attempt -> RestoreChoice
 //   kVote       u32 attempt, u8 ok, u8 mismatch, Text detail -> u8 restored (else choose again with
-//   attempt + 1) kSaveEvent  i64 step, u8 durable, Text error
+//   attempt + 1)
+//   kSaveEvent  i64 step, u8 durable, Text error                                      pushed
+//   kAhead      RestoreChoice (memory): what survivors may bring back before the next generation
 #pragma once
 
 #include <cstdint>

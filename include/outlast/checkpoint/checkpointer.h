@@ -43,6 +43,10 @@ struct CheckpointerOptions {
   // --fresh`).
   enum class Start : uint8_t { kResume, kFresh } start = Start::kResume;
   std::string job;  // the job's name; empty: `outlast run --job`, else the root's id
+  // The state's memory stays the trainer's own between two generations, and nobody reads or changes
+  // it there: when a rank is lost, the others bring theirs back while a new process starts, instead
+  // of after it. Leave it off where the body of ForEachGeneration makes or frees that memory.
+  bool restore_ahead = false;
   int buffers = 0;  // snapshots held per rank, 2 or 3; 0: 3 where they fit in half of the memory
   absl::Duration stall_limit = absl::Seconds(8);  // a snapshot not copied by then is given up
 };
