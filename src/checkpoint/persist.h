@@ -13,6 +13,7 @@
 #include "checkpoint/root.h"
 #include "outlast/base/id.h"
 #include "outlast/blackbox/buffer.h"
+#include "store/rate_limit.h"
 
 namespace outlast {
 
@@ -33,6 +34,7 @@ struct PersistRequest {
   std::optional<std::string> parent;  // folder name
   std::string committer;              // who, for people
   int keep_last = 3;
+  RateLimiter* limiter = nullptr;  // of the shards' bytes; borrowed, null: none
 };
 
 struct PersistResult {

@@ -68,6 +68,7 @@ SaveService::~SaveService() {
   *alive_ = false;
   if (auto_timer_) keeper_.loop().Cancel(*auto_timer_);
   if (beat_timer_) keeper_.loop().Cancel(*beat_timer_);
+  Hurry();
   persist_.reset();
   io_.reset();
   if (opened_) opened_->root->Release().IgnoreError();
@@ -86,6 +87,9 @@ bool SaveService::OnMessage(int slot, Message& message) {
       return true;
     case MessageKind::kSkipped:
       OnSkipped(message);
+      return true;
+    case MessageKind::kHurry:
+      Hurry();
       return true;
     case MessageKind::kFinish:
       OnFinishAsked(slot, message);
@@ -111,6 +115,7 @@ void SaveService::OnOpenRoot(int slot, Message& message) {
     const auto options = DecodeOptions(text);
     if (!options.ok()) return keeper_.Answer(slot, message.request, options.status());
     checkpointer_ = *options;
+    limiter_ = std::make_unique<RateLimiter>(checkpointer_.disk_bytes_per_second);
     open_text_ = text;
   } else if (text != open_text_) {
     return keeper_.Answer(
@@ -390,6 +395,7 @@ void SaveService::DropSave(Save& save, const char* why) {
 
 // No save begins before the former one is durable; of those that wait, the newest is kept.
 void SaveService::QueueSave(Save save) {
+  if (save.last) Hurry();
   if (!writing_) return StartSave(std::move(save));
   if (queued_) {
     save.last = save.last || queued_->last;
@@ -412,6 +418,7 @@ PersistRequest SaveService::RequestOf(const Save& save) const {
   request.parent = parent_;
   request.committer = options_.committer;
   request.keep_last = checkpointer_.keep_last;
+  request.limiter = limiter_.get();
   return request;
 }
 
@@ -424,6 +431,9 @@ void SaveService::StartSave(Save save) {
   });
   writing_ = std::move(save);
 }
+
+// Somebody waits for a save: the rate limit rests until it has ended.
+void SaveService::Hurry() { limiter_->Lift(); }
 
 void SaveService::OnSaveEnded(const Save& save, const absl::StatusOr<PersistResult>& result) {
   writing_.reset();
@@ -464,6 +474,7 @@ void SaveService::OnSaveEnded(const Save& save, const absl::StatusOr<PersistResu
       RetryForFinishers(save.step);
     }
   }
+  if (!save.last && !(queued_ && queued_->last) && finishers_.empty()) limiter_->Enforce();
   if (queued_ && !writing_) {
     Save next = *std::exchange(queued_, std::nullopt);
     StartSave(std::move(next));
@@ -480,6 +491,7 @@ void SaveService::OnFinishAsked(int slot, const Message& message) {
     return keeper_.Answer(slot, message.request, absl::OkStatus(),
                           PayloadWriter().Int(static_cast<uint8_t>(is_durable)).bytes());
   }
+  Hurry();
   finishers_[step].push_back({slot, message.request});
   if (!is_being_saved(step)) RetryForFinishers(step);
 }
@@ -592,6 +604,7 @@ void SaveService::OnCommit(const CommitGeneration& commit) {
   generation_members_ = commit.members;
   restoring_ = {};
   finishers_.clear();  // their requests were answered by the abort
+  limiter_->Enforce();
   retried_.clear();
   skipped_.clear();
   std::erase_if(buffer_waiters_, [](const Waiter&) { return true; });
@@ -673,6 +686,7 @@ void SaveService::OnPersistCommon(const std::string& reason) {
 absl::Status SaveService::PersistLast() {
   if (!opened_ || buffers_.empty()) return absl::OkStatus();
   absl::Status status;
+  Hurry();
   persist_.reset();  // waits for the save that is being written
   const std::optional<Common> common = FindCommon();
   if (common && common->step > durable_step_ && !(writing_ && writing_->step == common->step)) {

@@ -154,6 +154,7 @@ class SaveService final : public KeeperExtension {
   void ArmAutoSave();
   void AskForAutoSave();
   void BeatLater();
+  void Hurry();
 
   Keeper& keeper_;
   const SaveServiceOptions options_;
@@ -181,6 +182,7 @@ class SaveService final : public KeeperExtension {
   UniqueFd tables_fd_;
   uint64_t tables_bytes_ = 0;
 
+  std::unique_ptr<RateLimiter> limiter_ = std::make_unique<RateLimiter>(0);
   std::map<int64_t, Save> collecting_;
   std::set<int64_t> skipped_;  // by some rank: never complete
   std::optional<Save> queued_;
