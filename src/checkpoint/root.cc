@@ -89,7 +89,8 @@ std::optional<uint64_t> StartTimeOf(int64_t pid) {
 }
 
 void MarkDamaged(CheckpointInfo& info, const absl::Status& status) {
-  info.state = CheckpointState::kDamaged;
+  info.state =
+      absl::IsUnimplemented(status) ? CheckpointState::kNewer : CheckpointState::kDamaged;
   info.reason = MessageOf(status);
 }
 
@@ -312,6 +313,9 @@ absl::StatusOr<uint64_t> Root::LargestClaim() const {
         ReadSmall(fmt::format("{}/{}/{}", path_, entry.name, kManifestFile), kMaxManifestBytes);
     if (!text.ok()) continue;
     const auto manifest = ParseManifest(*text);
+    // Its claim cannot be read, and what it continues is unknown: nothing may be built on this.
+    if (absl::IsUnimplemented(manifest.status()))
+      return Annotate(manifest.status(), fmt::format("{}/{}", path_, entry.name));
     if (manifest.ok()) largest = std::max(largest, manifest->claim);
   }
   return largest;
