@@ -12,8 +12,9 @@ namespace {
 
 absl::StatusOr<Receipt> WriteRank(const std::string& folder, const PersistRank& from, uint32_t rank,
                                   Receipt receipt, const PersistRequest& request) {
-  OUTLAST_ASSIGN_OR_RETURN(const Buffer::Sealed sealed,
-                           from.buffer->ReadSealed(request.run_id, BootId(), from.assignment->layout_hash));
+  OUTLAST_ASSIGN_OR_RETURN(
+      const Buffer::Sealed sealed,
+      from.buffer->ReadSealed(request.run_id, BootId(), from.assignment->layout_hash));
   if (sealed.turn != from.turn || sealed.header.step != receipt.step ||
       sealed.header.generation != receipt.generation) {
     return Error(

@@ -89,8 +89,7 @@ std::optional<uint64_t> StartTimeOf(int64_t pid) {
 }
 
 void MarkDamaged(CheckpointInfo& info, const absl::Status& status) {
-  info.state =
-      absl::IsUnimplemented(status) ? CheckpointState::kNewer : CheckpointState::kDamaged;
+  info.state = absl::IsUnimplemented(status) ? CheckpointState::kNewer : CheckpointState::kDamaged;
   info.reason = MessageOf(status);
 }
 

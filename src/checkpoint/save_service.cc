@@ -598,7 +598,6 @@ void SaveService::OnAbort(uint64_t) { restoring_ = {}; }
 
 void SaveService::OnWorkerEnded(int) {}
 
-// All is quiet. Memory is put in order: one common snapshot stays, the rest is void.
 void SaveService::OnCommit(const CommitGeneration& commit) {
   generation_ = commit.generation;
   generation_members_ = commit.members;
@@ -606,16 +605,18 @@ void SaveService::OnCommit(const CommitGeneration& commit) {
   finishers_.clear();  // their requests were answered by the abort
   limiter_->Enforce();
   retried_.clear();
-  skipped_.clear();
   std::erase_if(buffer_waiters_, [](const Waiter&) { return true; });
-  for (auto& [step, save] : collecting_) DropSave(save, "its generation ended");
+  if (!buffers_.empty()) return KeepTheCommonOnly();
+  if (making_) return;
+  for (std::string& table : tables_) table.clear();
+}
+
+// All is quiet: no rank snapshots or saves. Memory is put in order: one common snapshot stays, the
+// rest is void, since a later one of the same step would be taken for it.
+void SaveService::KeepTheCommonOnly() {
+  skipped_.clear();
+  for (auto& [step, save] : collecting_) DropSave(save, "its ranks restore");
   collecting_.clear();
-  if (buffers_.empty()) {
-    if (!making_) {
-      for (std::string& table : tables_) table.clear();
-    }
-    return;
-  }
   table_->SetWantedStep(kNoStep);
   for (size_t slot = 0; slot < buffers_.size(); ++slot) {
     for (size_t i = 0; i < buffers_[slot].size(); ++i) {

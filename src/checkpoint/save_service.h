@@ -106,6 +106,8 @@ class SaveService final : public KeeperExtension {
     std::vector<Waiter> choosers;
     std::map<int, Waiter> voters;
     bool failed = false, mismatch = false;
+    bool done = false;   // all ranks hold it
+    bool again = false;  // a later one in the same generation: chosen once all have asked
     std::vector<std::string> passed_over;
     std::set<std::string> bad_folders;
     bool memory_is_bad = false;
@@ -142,6 +144,7 @@ class SaveService final : public KeeperExtension {
 
   std::optional<Common> FindCommon() const;
   bool PinAll(const Common& common);
+  void KeepTheCommonOnly();
   void ForgetMemory();
   void Choose();
   void ChooseFromDisk();
