@@ -24,7 +24,8 @@ class TokenBucket {
 
   uint64_t bytes_per_second_;
   absl::Duration burst_;
-  absl::Duration paid_ = -absl::InfiniteDuration();  // when all that was taken will have been filled
+  absl::Duration paid_ =
+      -absl::InfiniteDuration();  // when all that was taken will have been filled
 };
 
 // Holds the callers of Await to a rate, all together, until it is lifted. A tenth of a second's
