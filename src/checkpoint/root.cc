@@ -154,6 +154,13 @@ absl::StatusOr<std::optional<Id128>> JobOfManifests(const std::string& root) {
   return std::optional<Id128>(newest->job);
 }
 
+// What errno leaves out of a refusal: what was wanted, and for whom.
+absl::Status WithWanted(const absl::Status& status, std::string_view what) {
+  if (!absl::IsPermissionDenied(status)) return status;
+  return Error(status.code(), "{}; a folder that user {} may {} wanted", MessageOf(status),
+               geteuid(), what);
+}
+
 absl::StatusOr<bool> HoldsCheckpointFolders(const std::string& root) {
   OUTLAST_ASSIGN_OR_RETURN(const auto entries, ListFolder(root));
   return std::ranges::any_of(entries, [](const FolderEntry& entry) {
@@ -217,11 +224,13 @@ absl::StatusOr<std::unique_ptr<Root>> Root::Open(std::string_view uri, RootOptio
                                                  Clock& clock) {
   OUTLAST_ASSIGN_OR_RETURN(std::string path, PathOfUri(uri));
   if (options.access == Access::kWrite) {
-    OUTLAST_RETURN_IF_ERROR(MakeFolders(path));
-    if (access(path.c_str(), W_OK | X_OK) != 0) return FileError(errno, "write to", path);
+    absl::Status made = MakeFolders(path);
+    if (made.ok() && access(path.c_str(), W_OK | X_OK) != 0)
+      made = FileError(errno, "write to", path);
+    OUTLAST_RETURN_IF_ERROR(WithWanted(made, "write to"));
   }
   std::unique_ptr<Root> root(new Root(std::move(path), std::move(options), clock));
-  OUTLAST_RETURN_IF_ERROR(root->Identify());
+  OUTLAST_RETURN_IF_ERROR(WithWanted(root->Identify(), "read"));
   return root;
 }
 

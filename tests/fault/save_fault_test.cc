@@ -95,6 +95,25 @@ INSTANTIATE_TEST_SUITE_P(
       return name;
     });
 
+// Case D20: a save that failed in the middle, in the background, leaves nothing in the next one.
+TEST(Save, AfterAFailedOneEqualsASynchronousOneByteForByte) {
+  CkptJob failing, synchronous;
+  WithFourSaves(failing);
+  WithFourSaves(synchronous).trainer["--finish-each"] = "1";
+  for (CkptJob* job : {&failing, &synchronous}) {
+    job->world = 2;
+    job->trainer["--state-mb"] = "3";
+  }
+  ASSERT_EQ(failing.Run(ShimOrder{.from_save = 2, .fault = "pwrite:EIO:2"}), 0) << failing.Said();
+  EXPECT_EQ(failing.page().faults, 1u);
+  ASSERT_EQ(synchronous.Run(), 0) << synchronous.Said();
+  for (const char* file : {"/w00000.safetensors", "/w00001.safetensors"}) {
+    const std::string found = ReadFile(failing.root() + "/" + failing.Committed()[40] + file);
+    EXPECT_GT(found.size(), size_t{2} << 20);
+    EXPECT_EQ(found, ReadFile(synchronous.root() + "/" + synchronous.Committed()[40] + file));
+  }
+}
+
 TEST(Save, SurvivesShortWrites) {
   for (const char* fault : {"pwrite:short:1+", "write:short:1+"}) {
     CkptJob job;
