@@ -86,9 +86,12 @@ absl::StatusOr<PersistResult> Persist(Root& root, const PersistRequest& request)
                     fmt::format("save of step {} to {}", request.step, root.PathOf(name)));
   }
   result->write_time = absl::Nanoseconds(MonotonicNanos() - started);
-  root.WriteLatest({name, request.step}).IgnoreError();  // a hint
-  root.Retain({.keep_last = request.keep_last}, {}).IgnoreError();
   return result;
+}
+
+void Retire(Root& root, const PersistRequest& request, const PersistResult& committed) {
+  root.WriteLatest({committed.checkpoint, request.step}).IgnoreError();  // a hint
+  root.Retain({.keep_last = request.keep_last}, {}).IgnoreError();
 }
 
 }  // namespace outlast

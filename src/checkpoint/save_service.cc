@@ -425,9 +425,11 @@ PersistRequest SaveService::RequestOf(const Save& save) const {
 void SaveService::StartSave(Save save) {
   persist_->Post([this, alive = alive_, &loop = keeper_.loop(), opened = opened_, save,
                   request = RequestOf(save)] {
-    loop.Post([this, alive, save, result = Persist(*opened->root, request)] {
+    const auto result = Persist(*opened->root, request);
+    loop.Post([this, alive, save, result] {
       if (*alive) OnSaveEnded(save, result);
     });
+    if (result.ok()) Retire(*opened->root, request, *result);
   });
   writing_ = std::move(save);
 }
@@ -693,7 +695,10 @@ absl::Status SaveService::PersistLast() {
   if (common && common->step > durable_step_ && !(writing_ && writing_->step == common->step)) {
     Save save{common->step, common->generation, true, {}};
     for (const Held& held : common->held) save.held.emplace_back(held);
-    status = Persist(*opened_->root, RequestOf(save)).status();
+    const PersistRequest request = RequestOf(save);
+    const auto result = Persist(*opened_->root, request);
+    if (result.ok()) Retire(*opened_->root, request, *result);
+    status = result.status();
   }
   persist_ = std::make_unique<SerialThread>("outlast-save");
   return status;

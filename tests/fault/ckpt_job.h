@@ -53,7 +53,7 @@ class CkptJob {
 
   // Starts the job; with an order, under the shim.
   void Start(const std::optional<ShimOrder>& order = std::nullopt) {
-    for (const char* log : {"log", "log.restores", "out", "err"})
+    for (const char* log : {"log", "log.restores", "log.finished", "out", "err"})
       std::filesystem::remove(launched_.Path(log));
     const std::string suffix = order ? "_with_shim" : "";
     std::vector<std::string> words = {

@@ -32,6 +32,7 @@ struct Fault {
   char call[24] = "";
   int error = 0;
   uint32_t delay_ms = 0;
+  bool sleeps = false;  // the whole of delay_ms
   uint32_t first = 0;
   uint32_t last = 0;
 };
@@ -58,7 +59,7 @@ void AddProcess() {
 
 int ErrorOf(const char* name) {
   if (strcmp(name, "short") == 0) return kShortWrite;
-  if (strncmp(name, "delay", 5) == 0) return kDelay;
+  if (strncmp(name, "delay", 5) == 0 || strncmp(name, "sleep", 5) == 0) return kDelay;
   for (int error = 1; error < 134; ++error) {
     const char* known = strerrorname_np(error);
     if (known != nullptr && strcmp(known, name) == 0) return error;
@@ -74,6 +75,7 @@ Fault ParseFault(const char* text) {
   if (found < 3) abort();
   fault.error = ErrorOf(error);
   if (fault.error == kDelay) fault.delay_ms = static_cast<uint32_t>(atoi(error + 5));
+  fault.sleeps = strncmp(error, "sleep", 5) == 0;
   fault.last = fault.first;
   if (rest[0] == '+') fault.last = UINT_MAX;
   if (rest[0] == '-') fault.last = static_cast<uint32_t>(atoi(rest + 1));
@@ -131,7 +133,8 @@ bool IsCounted(int folder, const char* path) {
 void Delay(uint32_t number) {
   uint64_t x = (uint64_t{shim.seed} << 32 | number) * 0x9e3779b97f4a7c15U;
   x = (x ^ (x >> 32)) * 0xd6e8feb86659fd93U;
-  const auto nanos = static_cast<long>((x >> 32) % (shim.fault.delay_ms * 1'000'000UL + 1));
+  const uint64_t longest = shim.fault.delay_ms * 1'000'000UL;
+  const auto nanos = static_cast<long>(shim.fault.sleeps ? longest : (x >> 32) % (longest + 1));
   timespec time{nanos / 1'000'000'000, nanos % 1'000'000'000};
   while (nanosleep(&time, &time) != 0 && errno == EINTR) {
   }

@@ -114,6 +114,23 @@ TEST(Save, AfterAFailedOneEqualsASynchronousOneByteForByte) {
   }
 }
 
+// Case D20: who waits for a save does not wait until the old one is deleted; the job's end does.
+TEST(Save, IsDurableBeforeTheOldOneIsDeleted) {
+  CkptJob job;
+  job.world = 2;
+  ASSERT_EQ(job.Run(ShimOrder{.from_save = 2, .fault = "rmdir:sleep1000:1"}), 0) << job.Said();
+  const int64_t ended = MonotonicNanos();
+  EXPECT_EQ(job.page().faults, 1u);
+  std::istringstream lines(job.launched().Read("log.finished"));
+  int64_t rank = 0, finished = 0;
+  for (int i = 0; i < 2; ++i) {
+    lines >> rank >> finished;
+    EXPECT_GE(ended - finished, int64_t{900'000'000}) << "rank " << rank;
+  }
+  EXPECT_EQ(CheckpointFolders(job).size(), 1u);
+  EXPECT_THAT(job.CommittedSteps(), ElementsAre(20));
+}
+
 TEST(Save, SurvivesShortWrites) {
   for (const char* fault : {"pwrite:short:1+", "write:short:1+"}) {
     CkptJob job;

@@ -6,7 +6,8 @@
 //               [--stall data|backward|allreduce|read:RANK:STEP[:SECONDS]]
 //
 // FILE gets a line a step and rank, before the update: "generation step rank digest", and
-// FILE.restores one a restore: "generation step rank source". A stall happens once, in generation
+// FILE.restores one a restore: "generation step rank source"; FILE.finished one when the last state
+// is durable: "rank CLOCK_MONOTONIC-nanoseconds". A stall happens once, in generation
 // 1; when the rank stands there, FILE.stall appears with its pid.
 //
 // With --finish-each each rank waits after each step until its save is complete, and looks for the
@@ -361,7 +362,11 @@ absl::Status Train(const Options& options) {
             FinishAndLook(options, *checkpoints, generation.rank(), step + 1, state.view()));
       }
     }
-    return checkpoints->Finish(options.steps, state.view());
+    OUTLAST_RETURN_IF_ERROR(checkpoints->Finish(options.steps, state.view()));
+    if (!options.log.empty())
+      AppendLine(options.log + ".finished", std::to_string(generation.rank()) + " " +
+                                                std::to_string(outlast::MonotonicNanos()) + "\n");
+    return absl::OkStatus();
   });
 }
 
