@@ -461,6 +461,9 @@ absl::Status Checkpointer::Impl::Snapshot(int64_t step, const StateView& state,
   updates_are_announced_ = false;
   ahead_.reset();
   const int64_t started = MonotonicNanos();
+  // The save that holds the last free buffer must not be slow on purpose.
+  if (must && options_.disk_bytes_per_second != 0)
+    OUTLAST_RETURN_IF_ERROR(run_.link().Notify(MessageKind::kHurry, request.generation, ""));
   const absl::Duration deadline = Clock::Real().Uptime() + kFreeBufferTimeout;
   while (true) {
     OUTLAST_ASSIGN_OR_RETURN(const bool begun, snapshotter_->Begin(request, state));

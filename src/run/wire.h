@@ -37,6 +37,7 @@ enum class MessageKind : uint16_t {
   kFinish = 36,
   kChoose = 37,
   kVote = 38,
+  kHurry = 39,
   kCheckpointLast = 63,
   // keeper -> worker
   kAnswer =

@@ -35,10 +35,15 @@ class Every {
 };
 
 struct CheckpointerOptions {
-  std::string uri;                       // "file:///ckpt/my-run" or a path: the root
-  Every every = Every::Auto();           // the disk
+  std::string uri;  // "file:///ckpt/my-run" or a path: the root
+  // The disk. One save at a time: what becomes due while one is written waits for it, and of those
+  // that wait the newest is kept.
+  Every every = Every::Auto();
   Every snapshot_every = Every::Auto();  // memory
-  int keep_last = 3;                     // checkpoints on disk that retention spares; at least 1
+  // What saves may write to disk, bytes a second, all ranks of a node together; 0: as fast as it
+  // goes. A save that somebody waits for (Finish, a stop) is not held back.
+  uint64_t disk_bytes_per_second = 0;
+  int keep_last = 3;  // checkpoints on disk that retention spares; at least 1
   // Start from step 0 in a root that holds checkpoints, without restoring (also `outlast run
   // --fresh`).
   enum class Start : uint8_t { kResume, kFresh } start = Start::kResume;
