@@ -39,6 +39,8 @@ absl::Status CheckOptions(const CheckpointerOptions& options) {
   if (options.snapshot_every.steps() < 0)
     return refuse("snapshot_every", options.snapshot_every.steps(), "at least 1 step");
   if (options.keep_last < 1) return refuse("keep_last", options.keep_last, "at least 1");
+  if (options.keep_every < 0)
+    return refuse("keep_every", options.keep_every, "0 (none) or a number of steps");
   if (options.buffers != 0 && options.buffers != 2 && options.buffers != 3)
     return refuse("buffers", options.buffers, "0 (auto), 2 or 3");
   if (options.stall_limit <= absl::ZeroDuration())

@@ -91,7 +91,7 @@ absl::StatusOr<PersistResult> Persist(Root& root, const PersistRequest& request)
 
 void Retire(Root& root, const PersistRequest& request, const PersistResult& committed) {
   root.WriteLatest({committed.checkpoint, request.step}).IgnoreError();  // a hint
-  root.Retain({.keep_last = request.keep_last}, {}).IgnoreError();
+  root.Retain(request.retention, {}).IgnoreError();
 }
 
 }  // namespace outlast

@@ -33,7 +33,7 @@ struct PersistRequest {
   std::string plan;                   // 64 hex digits
   std::optional<std::string> parent;  // folder name
   std::string committer;              // who, for people
-  int keep_last = 3;
+  RetentionOptions retention;
   RateLimiter* limiter = nullptr;  // of the shards' bytes; borrowed, null: none
 };
 

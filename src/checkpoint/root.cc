@@ -175,6 +175,18 @@ absl::Status TouchDurably(const std::string& folder, std::string_view name) {
   return FsyncFolder(folder);
 }
 
+// The folder of a checkpoint that is to be pinned or released.
+absl::StatusOr<std::string> FolderToPin(const std::string& root, std::string_view checkpoint) {
+  if (!ParseCheckpointName(checkpoint).has_value())
+    return Error(absl::StatusCode::kInvalidArgument, "'{}': not a checkpoint's name", checkpoint);
+  std::string folder = fmt::format("{}/{}", root, checkpoint);
+  struct stat facts;
+  if (lstat(folder.c_str(), &facts) != 0) return FileError(errno, "stat", folder);
+  if (!S_ISDIR(facts.st_mode))
+    return Error(absl::StatusCode::kInvalidArgument, "{}: not a folder", folder);
+  return folder;
+}
+
 // Removes what a crash of an earlier owner left in the middle of a small write.
 absl::Status SweepTemps(const std::string& folder) {
   OUTLAST_ASSIGN_OR_RETURN(const auto entries, ListFolder(folder));
@@ -663,7 +675,24 @@ absl::Status Root::Delete(std::string_view checkpoint) {
   if (lstat(folder.c_str(), &facts) != 0) return FileError(errno, "stat", folder);
   if (!S_ISDIR(facts.st_mode))
     return Error(absl::StatusCode::kInvalidArgument, "delete {}: not a folder", folder);
+  const std::string marker = fmt::format("{}/{}", folder, kDeletedFile);
+  const auto check_pin = [&]() -> absl::Status {
+    OUTLAST_ASSIGN_OR_RETURN(const bool pinned, Exists(fmt::format("{}/{}", folder, kPinnedFile)));
+    if (!pinned) return absl::OkStatus();
+    return Error(absl::StatusCode::kFailedPrecondition, "delete {}: it is pinned", checkpoint);
+  };
+  OUTLAST_RETURN_IF_ERROR(check_pin());
+  OUTLAST_ASSIGN_OR_RETURN(const bool begun, Exists(marker));
   OUTLAST_RETURN_IF_ERROR(TouchDurably(folder, kDeletedFile));
+  // Who pins looks for DELETED after PINNED stands, and we the other way round: one of both sees
+  // the other, so no pin that was reported is lost.
+  if (const absl::Status pinned = check_pin(); !pinned.ok()) {
+    if (!begun) {
+      OUTLAST_RETURN_IF_ERROR(RemoveFile(marker));
+      OUTLAST_RETURN_IF_ERROR(FsyncFolder(folder));
+    }
+    return pinned;
+  }
   OUTLAST_RETURN_IF_ERROR(RemoveFile(fmt::format("{}/{}", folder, kManifestFile)));
   OUTLAST_RETURN_IF_ERROR(FsyncFolder(folder));
   OUTLAST_RETURN_IF_ERROR(RemoveTree(folder, kDeletedFile));
@@ -673,9 +702,38 @@ absl::Status Root::Delete(std::string_view checkpoint) {
 absl::StatusOr<std::vector<std::string>> Root::Retain(const RetentionOptions& options,
                                                       std::span<const std::string> in_progress) {
   OUTLAST_ASSIGN_OR_RETURN(const Listing listing, List());
-  std::vector<std::string> names = ChooseDeletions(listing.checkpoints, options, in_progress);
-  for (const std::string& name : names) OUTLAST_RETURN_IF_ERROR(Delete(name));
-  return names;
+  std::vector<std::string> deleted;
+  for (std::string& name : ChooseDeletions(listing.checkpoints, options, in_progress)) {
+    const absl::Status status = Delete(name);
+    if (absl::IsFailedPrecondition(status)) continue;  // pinned since it was listed
+    OUTLAST_RETURN_IF_ERROR(status);
+    deleted.push_back(std::move(name));
+  }
+  return deleted;
+}
+
+absl::Status Root::Pin(std::string_view checkpoint) {
+  OUTLAST_ASSIGN_OR_RETURN(const std::string folder, FolderToPin(path_, checkpoint));
+  const auto stands = [&]() -> absl::Status {
+    OUTLAST_ASSIGN_OR_RETURN(const bool deleted,
+                             Exists(fmt::format("{}/{}", folder, kDeletedFile)));
+    OUTLAST_ASSIGN_OR_RETURN(const bool committed,
+                             Exists(fmt::format("{}/{}", folder, kManifestFile)));
+    if (committed && !deleted) return absl::OkStatus();
+    return Error(absl::StatusCode::kNotFound, "pin {}: {}; a committed checkpoint wanted",
+                 checkpoint, deleted ? "its deletion has begun" : "it has no MANIFEST.json");
+  };
+  OUTLAST_RETURN_IF_ERROR(stands());
+  OUTLAST_RETURN_IF_ERROR(TouchDurably(folder, kPinnedFile));
+  const absl::Status still = stands();  // see Delete
+  if (!still.ok()) RemoveFile(fmt::format("{}/{}", folder, kPinnedFile)).IgnoreError();
+  return still;
+}
+
+absl::Status Root::Unpin(std::string_view checkpoint) {
+  OUTLAST_ASSIGN_OR_RETURN(const std::string folder, FolderToPin(path_, checkpoint));
+  OUTLAST_RETURN_IF_ERROR(RemoveFile(fmt::format("{}/{}", folder, kPinnedFile)));
+  return FsyncFolder(folder);
 }
 
 absl::Status Root::WriteLatest(const Latest& latest) {

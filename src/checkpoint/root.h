@@ -119,9 +119,10 @@ struct RetentionOptions {
   int keep_last = 3;       // at least 1
   int64_t keep_every = 0;  // also each step that this divides; 0: none
 };
-// Names to delete now: members of the chain that are older than the newest `keep_last` usable ones
-// (committed and not in quarantine), unless pinned or kept by step; folders without a manifest and
-// half-deleted ones, but none of `in_progress`. Never an abandoned, damaged or foreign one.
+// Names to delete after a commit: members of the chain that are older than the newest `keep_last`
+// usable ones (committed and not in quarantine), unless pinned or kept by step; folders without a
+// manifest and half-deleted ones, but none of `in_progress`. Never an abandoned, damaged or foreign
+// one.
 std::vector<std::string> ChooseDeletions(std::span<const CheckpointInfo> checkpoints,
                                          const RetentionOptions& options,
                                          std::span<const std::string> in_progress);
@@ -224,11 +225,16 @@ class Root {
                                                        const CommittedBy& by);
 
   // Deletes one checkpoint or left-over folder: DELETED, fsync, MANIFEST, fsync, the rest, DELETED
-  // last.
+  // last. kFailedPrecondition: it is pinned, and stands as it was.
   absl::Status Delete(std::string_view checkpoint);
   // ChooseDeletions, acted on. Returns the names deleted; the first error ends it.
   absl::StatusOr<std::vector<std::string>> Retain(const RetentionOptions& options,
                                                   std::span<const std::string> in_progress);
+
+  // Makes or removes PINNED, durably: a pinned checkpoint is spared by retention and gc. Needs no
+  // claim. kNotFound: not there, not committed, or its deletion has begun.
+  absl::Status Pin(std::string_view checkpoint);
+  absl::Status Unpin(std::string_view checkpoint);
 
   // Hints, replaced by rename.
   absl::Status WriteLatest(const Latest& latest);

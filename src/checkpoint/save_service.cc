@@ -418,7 +418,7 @@ PersistRequest SaveService::RequestOf(const Save& save) const {
   request.plan = plan_;
   request.parent = parent_;
   request.committer = options_.committer;
-  request.keep_last = checkpointer_.keep_last;
+  request.retention = {checkpointer_.keep_last, checkpointer_.keep_every};
   request.limiter = limiter_.get();
   return request;
 }

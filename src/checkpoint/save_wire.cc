@@ -93,6 +93,7 @@ std::string EncodeOptions(const CheckpointerOptions& options) {
                                {"every", options.every.steps()},
                                {"disk_bytes_per_second", options.disk_bytes_per_second},
                                {"keep_last", options.keep_last},
+                               {"keep_every", options.keep_every},
                                {"fresh", options.start == CheckpointerOptions::Start::kFresh},
                                {"job", options.job},
                                {"buffers", options.buffers}};
@@ -108,7 +109,8 @@ absl::StatusOr<CheckpointerOptions> DecodeOptions(std::string_view text) {
   if (!json.is_object() || !has("uri", &Json::is_string) ||
       !has("every", &Json::is_number_integer) ||
       !has("disk_bytes_per_second", &Json::is_number_unsigned) ||
-      !has("keep_last", &Json::is_number_integer) || !has("fresh", &Json::is_boolean) ||
+      !has("keep_last", &Json::is_number_integer) ||
+      !has("keep_every", &Json::is_number_integer) || !has("fresh", &Json::is_boolean) ||
       !has("job", &Json::is_string) || !has("buffers", &Json::is_number_integer)) {
     return Malformed("options of a checkpointer");
   }
@@ -117,6 +119,7 @@ absl::StatusOr<CheckpointerOptions> DecodeOptions(std::string_view text) {
   options.every = json["every"] > 0 ? Every::Steps(json["every"]) : Every::Auto();
   options.disk_bytes_per_second = json["disk_bytes_per_second"];
   options.keep_last = json["keep_last"];
+  options.keep_every = json["keep_every"];
   options.start =
       json["fresh"] ? CheckpointerOptions::Start::kFresh : CheckpointerOptions::Start::kResume;
   options.job = json["job"];

@@ -4,6 +4,7 @@
 #include <unistd.h>
 
 #include <filesystem>
+#include <fstream>
 
 #include "tests/checkpoint/disk_fixture.h"
 #include "tests/checkpoint/job_fixture.h"
@@ -35,6 +36,30 @@ TEST(Checkpointer, SavesAtItsCadenceAndKeepsTheLast) {
   EXPECT_EQ(kept[0], 30);
   EXPECT_EQ(kept[1] % 5, 0);
   EXPECT_GE(seen.durable.size(), 2u);
+}
+
+// Another run takes the root in the middle: the saves after that fail, and retention, which would
+// keep one, takes nothing for them.
+TEST(Retention, KeepsTheOldOneWhenASaveFails) {
+  TempFolder folder;
+  Seen seen;
+  Claim other;
+  other.run = Id128::FromName("another run");
+  other.host = "elsewhere";
+  RunJob({.steps = 30,
+          .checkpoints = {.uri = folder / "root", .every = Every::Steps(5), .keep_last = 1},
+          .at_step =
+              [&](LocalWorld&, outlast::Run&, int64_t step) {
+                usleep(2000);
+                const bool one_is_there = !CommittedSteps(folder / "root").empty();
+                if (step >= 12 && one_is_there)
+                  std::ofstream(folder / "root/claims/99") << *ToText(other);
+              }},
+         seen);
+  EXPECT_NE(seen.result.exit_code, 0);
+  const std::vector<int64_t> kept = CommittedSteps(folder / "root");
+  ASSERT_EQ(kept.size(), 1u);
+  EXPECT_LT(kept[0], 30);
 }
 
 TEST(Checkpointer, AutoSavesByTimeAStepThatAllRanksSeeComing) {
@@ -287,6 +312,9 @@ TEST(Checkpointer, RefusesBadOptionsByName) {
   EXPECT_NE(MessageOf(Checkpointer::Open(*run, {}).status()).find("uri"), std::string_view::npos);
   EXPECT_NE(MessageOf(Checkpointer::Open(*run, {.uri = "/tmp/x", .keep_last = 0}).status())
                 .find("keep_last"),
+            std::string_view::npos);
+  EXPECT_NE(MessageOf(Checkpointer::Open(*run, {.uri = "/tmp/x", .keep_every = -1}).status())
+                .find("keep_every"),
             std::string_view::npos);
   EXPECT_NE(
       MessageOf(Checkpointer::Open(*run, {.uri = "/tmp/x", .buffers = 7}).status()).find("buffers"),

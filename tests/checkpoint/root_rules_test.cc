@@ -146,6 +146,27 @@ TEST(Retention, SparesPinsAbandonedAndDamagedOnesAndDoesNotCountThem) {
   EXPECT_THAT(ChooseDeletions(infos, {.keep_last = 1}, {}), ElementsAre(infos[1].name));
 }
 
+// The steps go down in the chain's middle (a run that went back), and the newer step 500 is no
+// reason to keep it longer.
+TEST(Retention, OrdersAlongTheChain) {
+  const std::vector<CheckpointInfo> infos = {Info(500, 1, 1), Info(300, 2, 1, 500),
+                                             Info(400, 2, 1, 300)};
+  EXPECT_THAT(ChooseDeletions(infos, {.keep_last = 2}, {}), ElementsAre(infos[0].name));
+}
+
+TEST(Retention, NeitherCountsNorDeletesAbandonedOnes) {
+  const std::vector<CheckpointInfo> infos = {Info(100, 1, 1), Info(900, 1, 1, 100), Info(150, 2, 1),
+                                             Info(200, 2, 1, 150)};
+  EXPECT_THAT(ChooseDeletions(infos, {.keep_last = 2}, {}), IsEmpty());
+  EXPECT_THAT(ChooseDeletions(infos, {.keep_last = 1}, {}), ElementsAre(infos[2].name));
+}
+
+TEST(Retention, NeverTakesAForeignOne) {
+  std::vector<CheckpointInfo> infos = {Info(100, 1, 1), Info(200, 1, 1, 100)};
+  infos[0].state = CheckpointState::kForeign;
+  EXPECT_THAT(ChooseDeletions(infos, {.keep_last = 1}, {}), IsEmpty());
+}
+
 TEST(Retention, TakesLeftoversButNotOfARunningSave) {
   std::vector<CheckpointInfo> infos = {Info(100, 1, 1), Info(200, 1, 1), Info(300, 1, 1)};
   infos[1].manifest.reset();

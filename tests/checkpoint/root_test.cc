@@ -291,7 +291,7 @@ TEST(Commit, NamesTheRankWhoseReceiptIsMissing) {
 
 // Case O15: what is old is said by numbers along the chain, whatever the file times and the text
 // order say.
-TEST(Retention, KeepsTheNewestThreeAndLeavesStrangersAlone) {
+TEST(Retention, LeavesStrangersAlone) {
   TempFolder folder;
   const auto root = OpenRoot(folder.path());
   const std::vector<std::string> names = SaveAll(*root, {9, 10, 100, 900, 1000, 1100});
@@ -326,6 +326,43 @@ TEST(Retention, KeepsTheChainOverWhatItTookOut) {
   ASSERT_TRUE(root->Retain({.keep_last = 1}, {}).ok());  // takes 2 out of the middle
   ASSERT_TRUE(Save(*root, 4, SmallState(), {.parent = names[2]}).ok());
   EXPECT_THAT(ChainSteps(*root), ElementsAre(4, 3, 1));
+}
+
+TEST(Retention, KeepsEveryNthStepBesideTheLast) {
+  TempFolder folder;
+  const auto root = OpenRoot(folder.path());
+  SaveAll(*root, {10, 15, 20, 25, 30});
+  ASSERT_TRUE(root->Retain({.keep_last = 1, .keep_every = 20}, {}).ok());
+  EXPECT_THAT(ChainSteps(*root), ElementsAre(30, 20));
+}
+
+TEST(Pin, SparesACheckpointUntilItIsReleased) {
+  TempFolder folder;
+  const auto root = OpenRoot(folder.path());
+  const std::vector<std::string> names = SaveAll(*root, {1, 2, 3});
+  ASSERT_TRUE(root->Pin(names[0]).ok());
+  EXPECT_TRUE(Find(root->List().value(), names[0]).pinned);
+  EXPECT_THAT(root->Retain({.keep_last = 1}, {}).value(), ElementsAre(names[1]));
+  const absl::Status refused = root->Delete(names[0]);
+  EXPECT_EQ(refused.code(), absl::StatusCode::kFailedPrecondition);
+  EXPECT_FALSE(Exists(root->PathOf(names[0]) + "/DELETED").value());
+
+  ASSERT_TRUE(root->Unpin(names[0]).ok());
+  ASSERT_TRUE(root->Unpin(names[0]).ok()) << "nothing to do is fine";
+  EXPECT_THAT(root->Retain({.keep_last = 1}, {}).value(), ElementsAre(names[0]));
+}
+
+TEST(Pin, IsForCommittedCheckpointsOnly) {
+  TempFolder folder;
+  const auto root = OpenRoot(folder.path());
+  const std::string half = Save(*root, 5, SmallState(), {.commit = false}).value();
+  EXPECT_EQ(root->Pin(half).code(), absl::StatusCode::kNotFound);
+  const std::string going = SaveAll(*root, {6})[0];
+  WriteFileText(root->PathOf(going) + "/DELETED", "");
+  EXPECT_EQ(root->Pin(going).code(), absl::StatusCode::kNotFound);
+  EXPECT_FALSE(Exists(root->PathOf(going) + "/PINNED").value());
+  EXPECT_EQ(root->Pin("step-000000000001-00000001").code(), absl::StatusCode::kNotFound);
+  EXPECT_EQ(root->Pin("../x").code(), absl::StatusCode::kInvalidArgument);
 }
 
 TEST(Delete, IsFinishedAfterACrashInItsMiddle) {

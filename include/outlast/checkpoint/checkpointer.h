@@ -43,7 +43,8 @@ struct CheckpointerOptions {
   // What saves may write to disk, bytes a second, all ranks of a node together; 0: as fast as it
   // goes. A save that somebody waits for (Finish, a stop) is not held back.
   uint64_t disk_bytes_per_second = 0;
-  int keep_last = 3;  // checkpoints on disk that retention spares; at least 1
+  int keep_last = 3;       // checkpoints on disk that retention spares; at least 1
+  int64_t keep_every = 0;  // and each of a step that this divides; 0: none
   // Start from step 0 in a root that holds checkpoints, without restoring (also `outlast run
   // --fresh`).
   enum class Start : uint8_t { kResume, kFresh } start = Start::kResume;
