@@ -430,7 +430,21 @@ std::vector<Damage> CheckpointReader::Verify(IoMode mode) const {
   return damages;
 }
 
-std::vector<Damage> VerifyShard(const std::string& folder, const Receipt& receipt, IoMode mode) {
+absl::Status StreamShard(const std::string& folder, const ShardFile& file,
+                         const std::function<absl::Status(std::span<const std::byte>)>& take) {
+  auto reader = ChunkReader::Open(folder, file, IoMode::kDirect);
+  if (!reader.ok()) return LostFile(reader.status());
+  for (uint64_t at = 0; at < file.bytes;) {
+    const uint64_t until = std::min(file.bytes, at + reader->block_bytes());
+    OUTLAST_ASSIGN_OR_RETURN(const std::span<const std::byte> block, reader->Read(at, until));
+    OUTLAST_RETURN_IF_ERROR(take(block));
+    at = until;
+  }
+  return absl::OkStatus();
+}
+
+std::vector<Damage> VerifyShard(const std::string& folder, const Receipt& receipt, IoMode mode,
+                                const OnBytes& on_bytes) {
   std::vector<Damage> damages;
   if (!receipt.file.has_value()) return damages;
   const ShardFile& file = *receipt.file;
@@ -442,6 +456,7 @@ std::vector<Damage> VerifyShard(const std::string& folder, const Receipt& receip
   // A chunk at a time where a block is bad, so that each bad chunk is named.
   for (uint64_t at = 0; at < file.bytes;) {
     const uint64_t until = std::min(file.bytes, at + reader->block_bytes());
+    if (on_bytes) on_bytes(until - at);
     if (reader->Read(at, until).ok()) {
       at = until;
       continue;
@@ -458,7 +473,8 @@ std::vector<Damage> VerifyShard(const std::string& folder, const Receipt& receip
   return damages;
 }
 
-std::vector<Damage> VerifyCheckpoint(const std::string& folder, IoMode mode) {
+std::vector<Damage> VerifyCheckpoint(const std::string& folder, IoMode mode,
+                                     const OnBytes& on_bytes) {
   std::vector<Damage> damages;
   const auto manifest = LoadManifest(folder);
   if (!manifest.ok())
@@ -469,7 +485,7 @@ std::vector<Damage> VerifyCheckpoint(const std::string& folder, IoMode mode) {
       damages.push_back({entry.name, 0, std::string(MessageOf(receipt.status()))});
       continue;
     }
-    std::ranges::move(VerifyShard(folder, *receipt, mode), std::back_inserter(damages));
+    std::ranges::move(VerifyShard(folder, *receipt, mode, on_bytes), std::back_inserter(damages));
   }
   if (!damages.empty()) return damages;
   const auto whole = CheckpointReader::Open(folder);  // what only shows over all ranks

@@ -49,6 +49,9 @@ enum class Strictness : uint8_t {
   kMatching,  // what matches is read, the rest of the state stays as it is
 };
 
+// Told of bytes as they are dealt with: the difference, not the sum.
+using OnBytes = std::function<void(uint64_t)>;
+
 // One damage found by Verify.
 struct Damage {
   std::string file;     // relative to the folder
@@ -70,6 +73,8 @@ class CheckpointReader {
   const Manifest& manifest() const { return manifest_; }
   const std::vector<Receipt>& receipts() const { return receipts_; }  // by rank
   std::span<const SavedTensor> tensors() const { return tensors_; }   // by name
+  // Name and the name that it stands for; by name.
+  std::span<const std::pair<std::string, std::string>> aliases() const { return aliases_; }
   // The saved tensor of a name or an alias; null: none.
   const SavedTensor* Find(std::string_view name) const;
 
@@ -112,9 +117,15 @@ class CheckpointReader {
 
 // Reads a rank's shard and checks its size, every chunk, and its own header against the receipt.
 std::vector<Damage> VerifyShard(const std::string& folder, const Receipt& receipt,
-                                IoMode mode = IoMode::kDirect);
+                                IoMode mode = IoMode::kDirect, const OnBytes& on_bytes = {});
+
+// Reads a rank's shard from its first byte to its last, and hands on each block after its chunks
+// were checked. Ends with the first error, also of `take`.
+absl::Status StreamShard(const std::string& folder, const ShardFile& file,
+                         const std::function<absl::Status(std::span<const std::byte>)>& take);
 
 // Every damage of a checkpoint folder, whatever it is, sizes and manifest included. Empty: whole.
-std::vector<Damage> VerifyCheckpoint(const std::string& folder, IoMode mode = IoMode::kDirect);
+std::vector<Damage> VerifyCheckpoint(const std::string& folder, IoMode mode = IoMode::kDirect,
+                                     const OnBytes& on_bytes = {});
 
 }  // namespace outlast

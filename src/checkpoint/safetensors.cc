@@ -273,6 +273,29 @@ std::string MetadataText(std::span<const SafetensorsBox> boxes) {
                      Quoted(kMetadataKey), Quoted(sharding));
 }
 
+absl::StatusOr<std::string> HeaderOf(std::span<const SafetensorsBox> boxes,
+                                     std::string_view metadata_text) {
+  std::string text = fmt::format("{{{}", metadata_text);
+  for (const SafetensorsBox& box : boxes) {
+    if (!IsUtf8(box.key)) return Refuse("a tensor name is not UTF-8");
+    text +=
+        fmt::format(",{}:{{\"dtype\":\"{}\",\"shape\":{},\"data_offsets\":[{},{}]}}",
+                    Quoted(box.key), NameOf(box.dtype), Numbers(box.extent), box.begin, box.end);
+  }
+  text += '}';
+  if (text.size() > kMaxPlannedHeaderBytes) {
+    return Refuse("a header of {} bytes for {} tensors, at most {} wanted", text.size(),
+                  boxes.size(), kMaxPlannedHeaderBytes);
+  }
+  const size_t whole =
+      (kLengthBytes + text.size() + kBlockAlignment - 1) / kBlockAlignment * kBlockAlignment;
+  text.resize(whole - kLengthBytes, ' ');
+  const uint64_t length = text.size();
+  std::string header(kLengthBytes, '\0');
+  std::memcpy(header.data(), &length, kLengthBytes);
+  return header + text;
+}
+
 }  // namespace
 
 absl::StatusOr<SafetensorsFile> ParseSafetensors(std::span<const std::byte> head,
@@ -339,25 +362,17 @@ absl::StatusOr<uint64_t> LayOut(std::vector<SafetensorsBox>& boxes) {
 }
 
 absl::StatusOr<std::string> BuildHeader(std::span<const SafetensorsBox> boxes) {
-  std::string text = "{" + MetadataText(boxes);
-  for (const SafetensorsBox& box : boxes) {
-    if (!IsUtf8(box.key)) return Refuse("a tensor name is not UTF-8");
-    text +=
-        fmt::format(",{}:{{\"dtype\":\"{}\",\"shape\":{},\"data_offsets\":[{},{}]}}",
-                    Quoted(box.key), NameOf(box.dtype), Numbers(box.extent), box.begin, box.end);
+  return HeaderOf(boxes, MetadataText(boxes));
+}
+
+absl::StatusOr<std::string> BuildHeader(std::span<const SafetensorsBox> boxes,
+                                        const std::map<std::string, std::string>& metadata) {
+  std::string text;
+  for (const auto& [key, value] : metadata) {
+    if (!IsUtf8(key) || !IsUtf8(value)) return Refuse("metadata that is not UTF-8");
+    text += fmt::format("{}{}:{}", text.empty() ? "" : ",", Quoted(key), Quoted(value));
   }
-  text += '}';
-  if (text.size() > kMaxPlannedHeaderBytes) {
-    return Refuse("a header of {} bytes for {} tensors, at most {} wanted", text.size(),
-                  boxes.size(), kMaxPlannedHeaderBytes);
-  }
-  const size_t whole =
-      (kLengthBytes + text.size() + kBlockAlignment - 1) / kBlockAlignment * kBlockAlignment;
-  text.resize(whole - kLengthBytes, ' ');
-  const uint64_t length = text.size();
-  std::string header(kLengthBytes, '\0');
-  std::memcpy(header.data(), &length, kLengthBytes);
-  return header + text;
+  return HeaderOf(boxes, fmt::format("{}:{{{}}}", Quoted(kMetadataKey), text));
 }
 
 }  // namespace outlast

@@ -63,4 +63,8 @@ absl::StatusOr<uint64_t> LayOut(std::vector<SafetensorsBox>& boxes);
 // a name that is not UTF-8.
 absl::StatusOr<std::string> BuildHeader(std::span<const SafetensorsBox> boxes);
 
+// The same for whole tensors, with this metadata alone.
+absl::StatusOr<std::string> BuildHeader(std::span<const SafetensorsBox> boxes,
+                                        const std::map<std::string, std::string>& metadata);
+
 }  // namespace outlast
