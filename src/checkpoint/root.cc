@@ -341,6 +341,33 @@ absl::StatusOr<uint64_t> Root::LargestClaim() const {
   return largest;
 }
 
+absl::StatusOr<ClaimDecision> Root::JudgeNewestClaim(ClaimWatch& watch) const {
+  OUTLAST_ASSIGN_OR_RETURN(const auto claims, ListClaims());
+  ClaimView view;
+  if (!claims.empty()) {
+    view.number = claims.back().number;
+    view.released = claims.back().released;
+    if (claims.back().claim.has_value()) {
+      view.claim = *claims.back().claim;
+      view.owner = StateOfOwner(view.claim, options_.owner);
+    }
+    OUTLAST_ASSIGN_OR_RETURN(view.beat, ReadBeat(view.number));
+    if (watch.number != view.number) watch = {view.number, view.beat, clock_.Uptime()};
+    view.first_beat = watch.first_beat;
+    view.watched = clock_.Uptime() - watch.began;
+  }
+  return JudgeClaim(view, options_.run, options_.take_over);
+}
+
+absl::StatusOr<ClaimDecision> Root::LookAtClaim() const {
+  ClaimWatch watch;
+  while (true) {
+    OUTLAST_ASSIGN_OR_RETURN(ClaimDecision decision, JudgeNewestClaim(watch));
+    if (decision.verdict != ClaimVerdict::kWatch) return decision;
+    clock_.SleepFor(kBeatInterval / 5);
+  }
+}
+
 absl::Status Root::TakeClaim() {
   const std::string folder = fmt::format("{}/{}", path_, kClaimsFolder);
   OUTLAST_RETURN_IF_ERROR(MakeFolders(folder));
@@ -352,29 +379,9 @@ absl::Status Root::TakeClaim() {
                    options_.owner.pid,
                    options_.owner.pid_start};
   OUTLAST_ASSIGN_OR_RETURN(const std::string text, ToText(mine));
-  uint64_t watched_number = 0;
-  std::optional<uint64_t> first_beat;
-  absl::Duration watch_began;
+  ClaimWatch watch;
   while (true) {
-    OUTLAST_ASSIGN_OR_RETURN(const auto claims, ListClaims());
-    ClaimView view;
-    if (!claims.empty()) {
-      view.number = claims.back().number;
-      view.released = claims.back().released;
-      if (claims.back().claim.has_value()) {
-        view.claim = *claims.back().claim;
-        view.owner = StateOfOwner(view.claim, options_.owner);
-      }
-      OUTLAST_ASSIGN_OR_RETURN(view.beat, ReadBeat(view.number));
-      if (watched_number != view.number) {
-        watched_number = view.number;
-        first_beat = view.beat;
-        watch_began = clock_.Uptime();
-      }
-      view.first_beat = first_beat;
-      view.watched = clock_.Uptime() - watch_began;
-    }
-    const ClaimDecision decision = JudgeClaim(view, options_.run, options_.take_over);
+    OUTLAST_ASSIGN_OR_RETURN(const ClaimDecision decision, JudgeNewestClaim(watch));
     if (decision.verdict == ClaimVerdict::kRefuse) {
       return Error(absl::StatusCode::kFailedPrecondition, "root {}: {}", path_, decision.reason);
     }
@@ -552,6 +559,15 @@ absl::Status Root::Commit(const Manifest& manifest) {
     newest_generation_ = manifest.generation;
   }
   return LinkManifest(folder, manifest, text);
+}
+
+absl::Status Root::CommitCopy(std::string_view checkpoint, const std::string& text) {
+  OUTLAST_ASSIGN_OR_RETURN(const Manifest manifest, ParseManifest(text));
+  if (manifest.checkpoint != checkpoint || manifest.job != job_) {
+    return Error(absl::StatusCode::kInvalidArgument, "commit {}: the manifest is of {}, job {}",
+                 checkpoint, manifest.checkpoint, manifest.job.hex());
+  }
+  return LinkManifest(PathOf(checkpoint), manifest, text);
 }
 
 absl::StatusOr<Manifest> Root::ComposeManifest(std::string_view checkpoint, uint32_t world) const {

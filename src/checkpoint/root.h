@@ -127,6 +127,16 @@ std::vector<std::string> ChooseDeletions(std::span<const CheckpointInfo> checkpo
                                          const RetentionOptions& options,
                                          std::span<const std::string> in_progress);
 
+// What `gc` may take from a root.
+struct Garbage {
+  std::string name, why;
+};
+// Abandoned checkpoints, as long as the chain has a usable one; and, unless a living run holds the
+// root, folders that a save left without a manifest, or a deletion half-way. Never what is pinned,
+// foreign, or has a manifest that cannot be read.
+enum class RootOwner : uint8_t { kNone, kLiving };
+std::vector<Garbage> ChooseGarbage(std::span<const CheckpointInfo> checkpoints, RootOwner owner);
+
 enum class StartMode : uint8_t { kResume, kFresh };
 // How a run begins in a root.
 struct StartDecision {
@@ -184,12 +194,16 @@ class Root {
   const std::string& path() const { return path_; }
   const Id128& job() const { return job_; }
   const std::string& job_name() const { return job_name_; }
+  const Id128& run() const { return options_.run; }
   std::string PathOf(std::string_view checkpoint) const;
 
   // Takes the next claim; watches a foreign one's beat first if it must. kFailedPrecondition: its
   // owner still beats, named with its host (exit code 85).
   absl::Status TakeClaim();
   uint64_t claim() const;  // 0: none taken
+  // What TakeClaim would decide: kTake or kRefuse, with the reason. Takes and changes nothing; may
+  // watch for kSilence.
+  absl::StatusOr<ClaimDecision> LookAtClaim() const;
   // Rewrites claims/<n>.beat: call it every kBeatInterval. Not synced: only a living host's counter
   // means anything.
   absl::Status Beat();
@@ -210,6 +224,9 @@ class Root {
   // manifest took the place. kFailedPrecondition: a generation smaller than one that this run
   // committed. OK also if this manifest is there already.
   absl::Status Commit(const Manifest& manifest);
+
+  // Publishes the manifest of a checkpoint that was copied here, byte for byte, by the same rules.
+  absl::Status CommitCopy(std::string_view checkpoint, const std::string& manifest);
 
   // Reads the receipts of a folder and makes its manifest: everything but `ancestors`, `hooks` and
   // `committed_by` comes from them. kDataLoss, kInvalidArgument: they are not whole or not of one
@@ -245,7 +262,13 @@ class Root {
   Root(std::string path, RootOptions options, Clock& clock);
 
   absl::Status Identify();
+  struct ClaimWatch {
+    uint64_t number = 0;
+    std::optional<uint64_t> first_beat;
+    absl::Duration began;
+  };
   absl::StatusOr<std::vector<ClaimFile>> ListClaims() const;
+  absl::StatusOr<ClaimDecision> JudgeNewestClaim(ClaimWatch& watch) const;
   absl::StatusOr<std::optional<uint64_t>> ReadBeat(uint64_t number) const;
   absl::StatusOr<uint64_t> LargestClaim() const;
   absl::Status LinkManifest(const std::string& folder, const Manifest& manifest,

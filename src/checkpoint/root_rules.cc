@@ -109,6 +109,27 @@ std::vector<std::string> ChooseDeletions(std::span<const CheckpointInfo> checkpo
   return names;
 }
 
+std::vector<Garbage> ChooseGarbage(std::span<const CheckpointInfo> checkpoints, RootOwner owner) {
+  std::vector<Garbage> garbage;
+  const Chain chain = ResolveChain(checkpoints);
+  const auto newest =
+      std::ranges::find_if(chain.members, [&](size_t i) { return IsUsable(checkpoints[i]); });
+  for (const size_t i : chain.abandoned) {
+    const bool spared = checkpoints[i].pinned || newest == chain.members.end();
+    if (spared) continue;
+    garbage.push_back(
+        {checkpoints[i].name, fmt::format("abandoned: not on the chain that ends in {}",
+                                          checkpoints[chain.members.front()].name)});
+  }
+  for (const CheckpointInfo& info : checkpoints) {
+    const bool half = info.state == CheckpointState::kDeleted;
+    if (info.pinned || owner == RootOwner::kLiving) continue;
+    if (half || info.state == CheckpointState::kIncomplete)
+      garbage.push_back({info.name, half ? "half deleted" : "unfinished: no MANIFEST.json"});
+  }
+  return garbage;
+}
+
 absl::StatusOr<StartDecision> DecideStart(const Listing& listing, StartMode mode) {
   StartDecision decision;
   if (mode == StartMode::kFresh) return decision;

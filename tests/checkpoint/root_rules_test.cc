@@ -178,6 +178,41 @@ TEST(Retention, TakesLeftoversButNotOfARunningSave) {
   EXPECT_THAT(ChooseDeletions(infos, {}, running), ElementsAre(infos[2].name));
 }
 
+std::vector<std::string> NamesOf(const std::vector<Garbage>& garbage) {
+  std::vector<std::string> names;
+  for (const Garbage& one : garbage) names.push_back(one.name);
+  return names;
+}
+
+TEST(ChooseGarbage, TakesAbandonedAndUnfinishedOnesButNoPinAndNothingForeign) {
+  // 100 and 200 are claim 1's; claim 2 began anew at 150.
+  std::vector<CheckpointInfo> infos = {Info(100, 1, 1), Info(200, 1, 1, 100), Info(150, 2, 1),
+                                       Info(300, 2, 1), Info(400, 2, 1),      Info(500, 3, 1)};
+  infos[3].manifest.reset();
+  infos[3].state = CheckpointState::kIncomplete;
+  infos[4].manifest.reset();
+  infos[4].state = CheckpointState::kDeleted;
+  infos[5].state = CheckpointState::kForeign;
+  EXPECT_THAT(NamesOf(ChooseGarbage(infos, RootOwner::kNone)),
+              UnorderedElementsAre(infos[0].name, infos[1].name, infos[3].name, infos[4].name));
+  EXPECT_THAT(NamesOf(ChooseGarbage(infos, RootOwner::kLiving)),
+              UnorderedElementsAre(infos[0].name, infos[1].name));
+  for (CheckpointInfo& info : infos) info.pinned = true;
+  EXPECT_THAT(ChooseGarbage(infos, RootOwner::kNone), IsEmpty());
+}
+
+// The newest run's only checkpoint is damaged: what it left behind is all there is.
+TEST(ChooseGarbage, KeepsAbandonedOnesWhileTheChainHasNoneThatIsWhole) {
+  std::vector<CheckpointInfo> infos = {Info(100, 1, 1), Info(50, 2, 1)};
+  infos[1].state = CheckpointState::kDamaged;
+  EXPECT_THAT(ChooseGarbage(infos, RootOwner::kNone), IsEmpty());
+  infos[1].state = CheckpointState::kCommitted;
+  infos[1].quarantined = "a bad chunk";
+  EXPECT_THAT(ChooseGarbage(infos, RootOwner::kNone), IsEmpty());
+  infos[1].quarantined.clear();
+  EXPECT_THAT(NamesOf(ChooseGarbage(infos, RootOwner::kNone)), ElementsAre(infos[0].name));
+}
+
 TEST(DecideStart, NeverBeginsAtStepZeroInSilence) {
   Listing listing;
   EXPECT_THAT(DecideStart(listing, StartMode::kResume)->candidates, IsEmpty());
