@@ -1,19 +1,21 @@
 // `outlast ckpt`: looks at roots and checkpoints, and changes nothing but what its commands say.
 #pragma once
 
+#include <cstdint>
 #include <iosfwd>
 #include <span>
 #include <string>
 
 namespace outlast {
 
-// ls|verify|show DIR [--json]. DIR is a root; verify and show also take one checkpoint's folder.
-// `args` begin after `ckpt`.
-//   ls      every checkpoint with its state, and what else lies in the root
-//   verify  reads and checks every byte of every checkpoint that claims to be whole
-//   show    the newest checkpoint's manifest and tensors
-// Returns the exit code: 0 whole; 1 damaged, each damage on one line; 85 not a checkpoint root, or
-// a wrong command line.
-int RunCkptTool(std::span<const std::string> args, std::ostream& out, std::ostream& err);
+// Whether `err` is a terminal, where long commands show a progress bar.
+enum class Terminal : uint8_t { kNo, kYes };
+
+// ls | show | verify | diff | export | import | copy | gc | pin | unpin, each with --help and
+// --json. `args` begin after `ckpt`. Returns the exit code: 0 whole, equal or done; 1 damaged,
+// different, or it failed; 85 refused before anything was changed: not a checkpoint root, a wrong
+// command line, another job's root, or one that a running job holds.
+int RunCkptTool(std::span<const std::string> args, std::ostream& out, std::ostream& err,
+                Terminal terminal = Terminal::kNo);
 
 }  // namespace outlast

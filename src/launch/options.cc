@@ -278,7 +278,7 @@ std::string ToolHelp() {
          "\n"
          "  run      run N copies of a program as one job and keep it running\n"
          "  report   where the time of a run went, and what it trained\n"
-         "  ckpt     list, verify and show checkpoints\n"
+         "  ckpt     list, verify, compare, copy, export and import checkpoints\n"
          "\n"
          "Each has its own --help. Example:\n"
          "  outlast run -n 4 -- ./trainer --steps 1000\n";

@@ -73,7 +73,9 @@ int Main(const std::vector<std::string>& arguments) {
                                       arguments.end());
   if (command == "run") return Run(rest);
   if (command == "report") return Shown(RunReportTool(rest, std::cout, std::cerr));
-  if (command == "ckpt") return Shown(RunCkptTool(rest, std::cout, std::cerr));
+  if (command == "ckpt")
+    return Shown(RunCkptTool(rest, std::cout, std::cerr,
+                             isatty(STDERR_FILENO) ? Terminal::kYes : Terminal::kNo));
   if (command == "--help" || command == "-h" || command == "help") {
     std::fputs(ToolHelp().c_str(), stdout);
     return 0;
