@@ -77,7 +77,7 @@ class Rank {
     request.step = step;
     request.plan = std::string(64, '0');
     request.committer = "bench";
-    request.keep_last = 1;
+    request.retention.keep_last = 1;
     return Persist(root, request);
   }
   const Id128& run() const { return run_; }
