@@ -6,6 +6,7 @@
 #include "checkpoint/safetensors.h"
 #include "outlast/base/crc32c.h"
 #include "tests/checkpoint/disk_fixture.h"
+#include "tests/support/paths.h"
 
 namespace outlast {
 namespace {
@@ -235,6 +236,38 @@ TEST_F(ReaderTest, ListsMissingUnexpectedAndMismatchedNames) {
         wanted.AddZeros(name, dtype, shape);
     }
     EXPECT_EQ(target.Digest(), wanted.Digest());
+  }
+}
+
+// testdata/golden, as tests/python/checkpoint_writer.cc of the first version wrote it: a format
+// that changes without a new version number fails here. Byte i of a tensor is (31 i + the sum of
+// its name's bytes) mod 256.
+TEST(Reader, OpensTheGoldenCheckpointsOfTheFirstVersion) {
+  const std::string golden = testing::SourceFolder() / "tests/checkpoint/testdata/golden";
+  const auto root = Root::Open(golden, {.access = Access::kRead}).value();
+  const Listing listing = root->List().value();
+  ASSERT_EQ(ResolveChain(listing.checkpoints).members.size(), 3u);
+  EXPECT_THAT(listing.strangers, IsEmpty());
+  for (const CheckpointInfo& info : listing.checkpoints) {
+    EXPECT_THAT(VerifyCheckpoint(root->PathOf(info.name)), IsEmpty());
+    const auto reader = CheckpointReader::Open(root->PathOf(info.name)).value();
+    EXPECT_EQ(reader->manifest().world, info.step == 1 ? 3u : 1u);
+    for (const SavedTensor& tensor : reader->tensors()) {
+      OwnedState state;
+      state.AddZeros(tensor.name, tensor.dtype, tensor.global);
+      const Region& region = state.view().regions[0];
+      ASSERT_TRUE(reader->ReadRegion(region).ok());
+      unsigned expected = 0;
+      for (const char c : tensor.name) expected += static_cast<unsigned char>(c);
+      const unsigned mask = tensor.dtype == DType::kBool ? 1 : 255;
+      for (const std::byte byte : region.bytes) {
+        ASSERT_EQ(std::to_integer<unsigned>(byte), expected & mask) << tensor.name;
+        expected += 31;
+      }
+    }
+    if (info.step == 3) continue;
+    EXPECT_NE(reader->Find("tied"), nullptr);
+    EXPECT_EQ(reader->ExtrasOf(0)->at("cursor"), R"({"samples":0})");
   }
 }
 
