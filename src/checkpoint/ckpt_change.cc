@@ -30,10 +30,14 @@ absl::StatusOr<std::optional<CkptPlace>> LookAtTarget(const std::string& path) {
   const auto entries = ListFolder(path);
   if (absl::IsNotFound(entries.status())) return std::optional<CkptPlace>();
   if (!entries.ok()) return entries.status();
-  if (entries->empty()) return std::optional<CkptPlace>();
+  // A crash in the middle of OUTLAST.json's making leaves its temporary file.
+  const auto other = std::ranges::find_if(*entries, [](const FolderEntry& entry) {
+    return !(entry.name.starts_with(kRootFile) && entry.name.ends_with(".tmp"));
+  });
+  if (other == entries->end()) return std::optional<CkptPlace>();
   return Error(absl::StatusCode::kFailedPrecondition,
                "{}: no root, and holds '{}'; a root, an empty folder or a new one wanted", path,
-               entries->front().name);
+               other->name);
 }
 
 const CheckpointInfo* FindInfo(const Listing& listing, const std::string& name) {

@@ -183,10 +183,10 @@ absl::StatusOr<HuggingFaceFiles> ReadFolder(const std::string& folder) {
     OUTLAST_RETURN_IF_ERROR(AddFile(folder + "/" + name, files, aliases));
   OUTLAST_RETURN_IF_ERROR(CheckNames(folder, files, index));
   if (index.has_value()) OUTLAST_RETURN_IF_ERROR(CheckMapped(folder, files, names, *index));
-  for (const auto& [name, of] : aliases) {
+  for (const auto& alias : aliases) {
     const bool taken = std::ranges::any_of(
-        files.tensors, [&](const auto& tensor) { return tensor.tensor.key == name; });
-    if (!taken) files.aliases.emplace_back(name, of);
+        files.tensors, [&](const auto& tensor) { return tensor.tensor.key == alias.first; });
+    if (!taken) files.aliases.push_back(alias);
   }
   return files;
 }

@@ -63,11 +63,20 @@ class CkptJob {
     words.insert(words.end(), {"--", BuildFolder() / ("outlast_toy_trainer" + suffix), "--log",
                                launched_.Path("log")});
     for (const auto& [name, value] : trainer) words.insert(words.end(), {name, value});
-    if (order) Arm(*order);
+    if (order) Arm(*order, root());
     launched_.StartProgram(words);
-    for (const char* name :
-         {kShimPage, kShimRoot, kShimFromSave, kShimKillAt, kShimFault, kShimSeed})
-      unsetenv(name);
+    Disarm();
+  }
+
+  // `outlast ckpt WORDS...` under the shim, which counts calls on `counted`.
+  int ToolUnderShim(const std::vector<std::string>& words, const std::string& counted,
+                    const ShimOrder& order) {
+    std::vector<std::string> all = {BuildFolder() / "outlast_tool_with_shim", "ckpt"};
+    all.insert(all.end(), words.begin(), words.end());
+    Arm(order, counted);
+    launched_.StartProgram(all);
+    Disarm();
+    return Wait();
   }
 
   int Wait() { return launched_.Wait().code; }
@@ -139,7 +148,13 @@ class CkptJob {
   std::string Said() const { return launched_.Read("out") + launched_.Read("err"); }
 
  private:
-  void Arm(const ShimOrder& order) {
+  static void Disarm() {
+    for (const char* name :
+         {kShimPage, kShimRoot, kShimFromSave, kShimKillAt, kShimFault, kShimSeed})
+      unsetenv(name);
+  }
+
+  void Arm(const ShimOrder& order, const std::string& counted) {
     const std::string path = launched_.Path("page");
     std::filesystem::remove(path);
     launched_.Write("page", std::string(sizeof(KillPage), '\0'));
@@ -149,7 +164,7 @@ class CkptJob {
     ASSERT_NE(page, MAP_FAILED);
     page_ = static_cast<KillPage*>(page);
     setenv(kShimPage, path.c_str(), 1);
-    setenv(kShimRoot, root().c_str(), 1);
+    setenv(kShimRoot, counted.c_str(), 1);
     setenv(kShimFromSave, std::to_string(order.from_save).c_str(), 1);
     setenv(kShimKillAt, std::to_string(order.kill_at).c_str(), 1);
     setenv(kShimSeed, std::to_string(order.seed).c_str(), 1);
