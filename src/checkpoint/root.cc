@@ -383,7 +383,8 @@ absl::Status Root::TakeClaim() {
   while (true) {
     OUTLAST_ASSIGN_OR_RETURN(const ClaimDecision decision, JudgeNewestClaim(watch));
     if (decision.verdict == ClaimVerdict::kRefuse) {
-      return Error(absl::StatusCode::kFailedPrecondition, "root {}: {}", path_, decision.reason);
+      return Error(absl::StatusCode::kFailedPrecondition, "root {}: {}; {}", path_, decision.reason,
+                   options_.when_held);
     }
     if (decision.verdict == ClaimVerdict::kWatch) {
       clock_.SleepFor(kBeatInterval / 5);

@@ -178,6 +178,8 @@ struct RootOptions {
   Id128 run = Id128::Random();  // this invocation
   TakeOver take_over = TakeOver::kNo;
   OwnerIdentity owner = OwnerIdentity::Self();
+  // What a caller who is refused can do, for people.
+  std::string when_held = "end that run, or say --take-over";
 };
 
 // One root on a local file system. Safe for concurrent use. All calls block on the disk; Claim may

@@ -11,6 +11,7 @@ namespace outlast {
 absl::StatusOr<std::unique_ptr<RootHold>> RootHold::Take(std::string_view uri,
                                                          RootOptions options) {
   options.access = Access::kWrite;
+  options.when_held = "end that run first";
   OUTLAST_ASSIGN_OR_RETURN(std::unique_ptr<Root> root, Root::Open(uri, std::move(options)));
   OUTLAST_RETURN_IF_ERROR(root->TakeClaim());
   std::unique_ptr<RootHold> hold(new RootHold(std::move(root)));

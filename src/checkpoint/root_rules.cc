@@ -36,7 +36,7 @@ ClaimDecision JudgeClaim(const ClaimView& newest, const Id128& run, TakeOver tak
   if (take_over == TakeOver::kYes)
     return {ClaimVerdict::kTake, owner + " is taken over, as was asked"};
   if (newest.beat != newest.first_beat) {
-    return {ClaimVerdict::kRefuse, owner + " still beats; end that run, or say --take-over"};
+    return {ClaimVerdict::kRefuse, owner + " still beats"};
   }
   if (newest.watched >= kSilence) {
     return {ClaimVerdict::kTake,

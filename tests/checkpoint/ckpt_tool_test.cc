@@ -346,7 +346,7 @@ TEST_F(CkptToolTest, GcKeepsWhatARunningJobMayBeWritingAndOthersAreRefused) {
   EXPECT_TRUE(Stands(writing) && Stands(fresh));
   EXPECT_FALSE(Stands(old));
   EXPECT_EQ(import.code, 85);
-  EXPECT_THAT(import.err, HasSubstr("still beats"));
+  EXPECT_THAT(import.err, HasSubstr("still beats; end that run first"));
   EXPECT_EQ(root_->List()->claims.size(), 1u);
 }
 
