@@ -50,10 +50,10 @@ TEST(Retention, KeepsTheOldOneWhenASaveFails) {
           .checkpoints = {.uri = folder / "root", .every = Every::Steps(5), .keep_last = 1},
           .at_step =
               [&](LocalWorld&, outlast::Run&, int64_t step) {
-                usleep(2000);
-                const bool one_is_there = !CommittedSteps(folder / "root").empty();
-                if (step >= 12 && one_is_there)
-                  std::ofstream(folder / "root/claims/99") << *ToText(other);
+                if (step < 12) return;
+                for (int i = 0; i < 20'000 && CommittedSteps(folder / "root").empty(); ++i)
+                  usleep(1000);
+                std::ofstream(folder / "root/claims/99") << *ToText(other);
               }},
          seen);
   EXPECT_NE(seen.result.exit_code, 0);
