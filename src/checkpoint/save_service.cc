@@ -398,9 +398,13 @@ void SaveService::DropSave(Save& save, const char* why) {
 void SaveService::QueueSave(Save save) {
   if (save.last) Hurry();
   if (!writing_) return StartSave(std::move(save));
+  // One that waits would keep a second buffer of three from memory's snapshots, and with it the
+  // newest steps: so only one that somebody waits for does.
+  if (!save.last && !finishers_.contains(save.step))
+    return DropSave(save, "the former save is still being written");
   if (queued_) {
     save.last = save.last || queued_->last;
-    DropSave(*queued_, "the former save is still being written, and a newer step is complete");
+    DropSave(*queued_, "a newer step is complete, and the former save is still being written");
   }
   queued_ = std::move(save);
 }
@@ -474,7 +478,8 @@ void SaveService::OnSaveEnded(const Save& save, const absl::StatusOr<PersistResu
       AnswerFinishers(save.step, result.status());
       keeper_.Dispatch(FinalSaveFailed{std::string(MessageOf(result.status()))});
     } else {
-      RetryForFinishers(save.step);
+      retried_.insert(save.step);
+      SaveForFinishers(save.step);
     }
   }
   if (!save.last && !(queued_ && queued_->last) && finishers_.empty()) limiter_->Enforce();
@@ -496,14 +501,13 @@ void SaveService::OnFinishAsked(int slot, const Message& message) {
   }
   Hurry();
   finishers_[step].push_back({slot, message.request});
-  if (!is_being_saved(step)) RetryForFinishers(step);
+  if (!is_being_saved(step)) SaveForFinishers(step);
 }
 
 // The save of a final step failed or was dropped, perhaps on some ranks alone: once all ranks wait
 // for it, their buffers hold it, and it is tried again.
-void SaveService::RetryForFinishers(int64_t step) {
+void SaveService::SaveForFinishers(int64_t step) {
   if (static_cast<int>(finishers_[step].size()) < members()) return;
-  retried_.insert(step);
   if (const auto partial = collecting_.find(step); partial != collecting_.end()) {
     DropSave(partial->second, "a rank had skipped it; it is collected anew");
     collecting_.erase(partial);

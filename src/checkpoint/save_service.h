@@ -1,10 +1,12 @@
 // The keeper's part of checkpointing: opens the root, makes the buffers, decides what all ranks
 // restore from, and has what they sealed written to disk.
 //
-//   COLLECTING (some ranks sealed the step) ── all did ──> QUEUED ── the former save ended ──>
-//   WRITING ──> durable | failed
-//        └── abort, a rank skipped it ──> dropped               └── a newer one came ──> dropped,
-//        counted
+//   COLLECTING (some ranks sealed the step) ── all did ──> WRITING ──> durable | failed
+//        │                                       │            ^
+//        │                                       └─> QUEUED ──┘ a former one is being written, and
+//        │                                                      somebody waits for this (a stop,
+//        │                                                      Finish); else dropped, counted
+//        └── abort, a rank skipped it ──> dropped
 //
 // Departure from design/checkpoint.md, section 4: on one node the tables of all ranks meet here (a
 // few KiB each), so that any layout works without a digest exchange; several agents will exchange
@@ -138,7 +140,7 @@ class SaveService final : public KeeperExtension {
   void OnSaveEnded(const Save& save, const absl::StatusOr<PersistResult>& result);
   PersistRequest RequestOf(const Save& save) const;
   void AnswerFinishers(int64_t step, const absl::Status& status);
-  void RetryForFinishers(int64_t step);
+  void SaveForFinishers(int64_t step);
   bool is_being_saved(int64_t step) const;
   bool is_pending(int64_t step) const;
   bool is_being_saved(size_t slot, size_t buffer) const;

@@ -109,9 +109,9 @@ absl::StatusOr<CheckpointerOptions> DecodeOptions(std::string_view text) {
   if (!json.is_object() || !has("uri", &Json::is_string) ||
       !has("every", &Json::is_number_integer) ||
       !has("disk_bytes_per_second", &Json::is_number_unsigned) ||
-      !has("keep_last", &Json::is_number_integer) ||
-      !has("keep_every", &Json::is_number_integer) || !has("fresh", &Json::is_boolean) ||
-      !has("job", &Json::is_string) || !has("buffers", &Json::is_number_integer)) {
+      !has("keep_last", &Json::is_number_integer) || !has("keep_every", &Json::is_number_integer) ||
+      !has("fresh", &Json::is_boolean) || !has("job", &Json::is_string) ||
+      !has("buffers", &Json::is_number_integer)) {
     return Malformed("options of a checkpointer");
   }
   CheckpointerOptions options;

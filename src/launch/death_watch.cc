@@ -106,32 +106,31 @@ void DeathWatch::Loop() {
       MutexLock lock(mutex_);
       if (stopping_) return;
     }
+    const Sight sight = Look();
+    for (const Life& life : sight.dead) Tell(life);
+    if (!sight.dead.empty()) continue;  // that took its time: others may have died meanwhile
     std::vector<futex_waitv> waits = {WaitFor(&changes_, changes)};
-    for (const Life& life : Look()) {
-      uint32_t expected = 0;
-      if (ReadNotice(life.word, &expected) == Notice::kHeld && waits.size() <= kMostAtOnce)
-        waits.push_back(WaitFor(life.word, expected));
-    }
+    for (size_t i = 0; i < std::min(sight.held.size(), kMostAtOnce); ++i)
+      waits.push_back(WaitFor(sight.held[i], sight.held_value[i]));
     const long woken = syscall(SYS_futex_waitv, waits.data(), waits.size(), 0, nullptr, 0);
     if (woken < 0 && errno != EAGAIN && errno != EINTR) return;
   }
 }
 
-std::vector<DeathWatch::Life> DeathWatch::Look() {
-  std::vector<Life> held, dead;
-  {
-    MutexLock lock(mutex_);
-    for (Watched& one : watched_) {
-      uint32_t ignored = 0;
-      if (one.is_over) continue;
-      const Notice notice = ReadNotice(one.life.word, &ignored);
-      if (notice == Notice::kHeld) held.push_back(one.life);
-      if (notice == Notice::kDied) dead.push_back(one.life);
-      one.is_over = notice != Notice::kHeld;
-    }
+DeathWatch::Sight DeathWatch::Look() {
+  Sight sight;
+  MutexLock lock(mutex_);
+  for (Watched& one : watched_) {
+    if (one.is_over) continue;
+    uint32_t value = 0;
+    const Notice notice = ReadNotice(one.life.word, &value);
+    one.is_over = notice != Notice::kHeld;
+    if (notice == Notice::kDied) sight.dead.push_back(one.life);
+    if (notice != Notice::kHeld) continue;
+    sight.held.push_back(one.life.word);
+    sight.held_value.push_back(value);
   }
-  for (const Life& life : dead) Tell(life);
-  return held;
+  return sight;
 }
 
 void DeathWatch::Tell(const Life& life) {

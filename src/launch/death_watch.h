@@ -46,9 +46,14 @@ class DeathWatch {
     Life life;
     bool is_over = false;  // told, or released by itself
   };
+  // One look at all words.
+  struct Sight {
+    std::vector<Life> dead;            // since the last look
+    std::vector<uint32_t*> held;       // to be waited for
+    std::vector<uint32_t> held_value;  // what each was
+  };
   void Loop();
-  // The lives whose words are to be waited for, after those that ended were told.
-  std::vector<Life> Look();
+  Sight Look();
   void Tell(const Life& life);
 
   EventLoop& loop_;

@@ -135,8 +135,8 @@ TEST_F(SlowStore, LoadsWhileASaveIsBeingWritten) {
   ExpectSaved(2, 2);
 }
 
-// One save at a time; of those that come meanwhile the newest is kept.
-TEST_F(SlowStore, WritesTheNewestOfTheSavesThatHadToWait) {
+// One save at a time. What becomes due meanwhile is left out, but for the last.
+TEST_F(SlowStore, LeavesOutWhatBecomesDueWhileOneIsWritten) {
   Seen seen;
   RunJob({.steps = 4,
           .floats = 500'000,
@@ -150,6 +150,29 @@ TEST_F(SlowStore, WritesTheNewestOfTheSavesThatHadToWait) {
   EXPECT_THAT(seen.durable, ElementsAre(1, 4));
   EXPECT_TRUE(seen.skipped > 0 || !seen.notes.empty()) << "steps 2 and 3 vanished in silence";
   EXPECT_EQ(seen.failures.size(), 0u);
+}
+
+// A slow disk costs memory's snapshots nothing.
+TEST_F(SlowStore, KeepsMemoryAtTheNewestStep) {
+  Seen seen;
+  std::atomic<bool> killed{false};
+  RunJob({.steps = 60,
+          .floats = 500'000,
+          .checkpoints = {.uri = folder_ / "root",
+                          .every = Every::Steps(5),
+                          .snapshot_every = Every::Steps(1),
+                          .disk_bytes_per_second = kSlow,
+                          .keep_last = 9,
+                          .buffers = 3},
+          .at_step =
+              [&](LocalWorld& world, outlast::Run& run, int64_t step) {
+                absl::SleepFor(absl::Milliseconds(5));
+                if (run.rank() == 1 && step == 47 && !killed.exchange(true)) world.KillRank(1);
+              }},
+         seen);
+  EXPECT_EQ(seen.result.exit_code, 0) << seen.result.reason;
+  ASSERT_EQ(seen.restored_steps.size(), 2u);
+  EXPECT_GE(seen.restored_steps[1], 45);
 }
 
 TEST_F(SlowStore, KeepsTheBytesOfASaveWhenARankDiesMeanwhile) {

@@ -6,6 +6,7 @@
 
 #include <csignal>
 #include <functional>
+#include <memory>
 #include <utility>
 #include <vector>
 
@@ -54,18 +55,20 @@ struct Death {
 
 class DeathWatchTest : public ::testing::Test {
  protected:
-  // Runs the loop until `count` deaths were told, or for `limit`.
+  // Runs the loop until `count` deaths were told, or for `limit`. Once a test.
   void RunFor(size_t count, absl::Duration limit) {
     wanted_ = count;
     loop_->RunAfter(limit, [this] { loop_->Stop(); });
-    if (told_.size() < wanted_) loop_->Run();
+    loop_->Run();
   }
 
   std::unique_ptr<EventLoop> loop_ = EventLoop::Make().value();
   std::vector<Death> told_;
   size_t wanted_ = 0;
+  std::function<void()> on_told_ = [] {};
   DeathWatch watch_{*loop_, [this](int slot, uint64_t incarnation, int signal) {
                       told_.push_back({slot, incarnation, signal});
+                      on_told_();
                       if (told_.size() >= wanted_) loop_->Stop();
                     }};
 };
@@ -75,9 +78,8 @@ TEST_F(DeathWatchTest, TellsTheSignalOfEachThatIsKilled) {
   watch_.Watch(first.life(0));
   watch_.Watch(second.life(3));
 
+  on_told_ = [&] { kill(first.pid(), SIGTERM); };
   kill(second.pid(), SIGKILL);
-  RunFor(1, absl::Seconds(20));
-  kill(first.pid(), SIGTERM);
   RunFor(2, absl::Seconds(20));
 
   EXPECT_EQ(told_, (std::vector<Death>{{3, 7, SIGKILL}, {0, 7, SIGTERM}}));
@@ -110,6 +112,18 @@ TEST_F(DeathWatchTest, SaysNothingOfAProcessThatExitsByItself) {
   RunFor(1, absl::Seconds(20));
 
   EXPECT_EQ(told_, (std::vector<Death>{{2, 7, SIGKILL}}));
+}
+
+// Told while it looks at another's end, which takes a while.
+TEST_F(DeathWatchTest, MissesNoneOfManyThatDieTogether) {
+  std::vector<std::unique_ptr<Holder>> holders;
+  for (int slot = 0; slot < 16; ++slot) {
+    holders.push_back(std::make_unique<Holder>([] { pause(); }));
+    watch_.Watch(holders.back()->life(slot));
+  }
+  for (const auto& holder : holders) kill(holder->pid(), SIGKILL);
+  RunFor(16, absl::Seconds(20));
+  EXPECT_EQ(told_.size(), 16u);
 }
 
 TEST_F(DeathWatchTest, EndsWhileAllItWatchesLives) {

@@ -36,8 +36,8 @@ class Every {
 
 struct CheckpointerOptions {
   std::string uri;  // "file:///ckpt/my-run" or a path: the root
-  // The disk. One save at a time: what becomes due while one is written waits for it, and of those
-  // that wait the newest is kept.
+  // The disk. One save at a time: what becomes due while one is written is left out and counted
+  // (memory still gets it), unless an agreed stop or Finish waits for it.
   Every every = Every::Auto();
   Every snapshot_every = Every::Auto();  // memory
   // What saves may write to disk, bytes a second, all ranks of a node together; 0: as fast as it
