@@ -38,6 +38,9 @@ absl::Status CheckOptions(const CheckpointerOptions& options) {
   if (options.every.steps() < 0) return refuse("every", options.every.steps(), "at least 1 step");
   if (options.snapshot_every.steps() < 0)
     return refuse("snapshot_every", options.snapshot_every.steps(), "at least 1 step");
+  if (options.tolerable_loss <= absl::ZeroDuration())
+    return refuse("tolerable_loss", absl::FormatDuration(options.tolerable_loss),
+                  "a positive time");
   if (options.keep_last < 1) return refuse("keep_last", options.keep_last, "at least 1");
   if (options.keep_every < 0)
     return refuse("keep_every", options.keep_every, "0 (none) or a number of steps");

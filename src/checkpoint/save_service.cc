@@ -18,6 +18,7 @@ namespace {
 // plus one for the notice.
 constexpr int64_t kNoticeSteps = 2;
 constexpr absl::Duration kAutoRetry = absl::Seconds(10);
+constexpr absl::Duration kFirstCost = absl::Seconds(1);  // of a save, before one was seen
 constexpr uint32_t kExtraRoom = 64 << 10;
 
 uint64_t MemoryBytes() {
@@ -36,16 +37,6 @@ int BufferCount(int wanted, const std::vector<Assignment>& assignments) {
   uint64_t three = 0;
   for (const Assignment& assignment : assignments) three += 3 * LayoutOf(assignment).buffer_bytes();
   return three <= MemoryBytes() / 2 ? 3 : 2;
-}
-
-// Young 1974: the interval that balances the saves' cost against the work lost, sqrt(2 C M). M
-// before any fault is seen: a failure each 7.9 h at 1,024 ranks (arXiv 2410.21680, quoted
-// second-hand), so 8,000 h divided by the ranks.
-absl::Duration AutoInterval(absl::Duration cost, absl::Duration run_time, int world,
-                            size_t faults) {
-  const double prior = 8000.0 * 3600 / world;
-  const double mean = (prior + absl::ToDoubleSeconds(run_time)) / (1 + static_cast<double>(faults));
-  return absl::Seconds(std::sqrt(2 * absl::ToDoubleSeconds(cost) * mean));
 }
 
 }  // namespace
@@ -436,6 +427,7 @@ void SaveService::StartSave(Save save) {
     });
     if (result.ok()) Retire(*opened->root, request, *result);
   });
+  cost_.SaveBegan(Clock::Real().Uptime(), NewestStep());
   writing_ = std::move(save);
 }
 
@@ -444,6 +436,7 @@ void SaveService::Hurry() { limiter_->Lift(); }
 
 void SaveService::OnSaveEnded(const Save& save, const absl::StatusOr<PersistResult>& result) {
   writing_.reset();
+  cost_.SaveEnded(Clock::Real().Uptime(), NewestStep());
   for (size_t slot = 0; slot < save.held.size(); ++slot) {
     buffers_[slot][static_cast<size_t>(save.held[slot]->buffer)].control().Unpin(
         BufferPin::kPersist, save.held[slot]->turn);
@@ -452,7 +445,6 @@ void SaveService::OnSaveEnded(const Save& save, const absl::StatusOr<PersistResu
     durable_step_ = save.step;
     parent_ = result->checkpoint;
     committed_here_ = true;
-    last_write_time_ = result->write_time;
     options_.observer.on_durable(save.step, *result);
     keeper_.Dispatch(CheckpointCommitted{save.step});
   } else {
@@ -540,11 +532,25 @@ void SaveService::AnswerFinishers(int64_t step, const absl::Status& status) {
 void SaveService::ArmAutoSave() {
   if (!checkpointer_.every.is_auto() || buffers_.empty()) return;
   if (auto_timer_) keeper_.loop().Cancel(*auto_timer_);
+  if (!interval_) {
+    const absl::Duration longest =
+        std::min(options_.longest_auto, IntervalOfLoss(checkpointer_.tolerable_loss, world_));
+    interval_.emplace(IntervalTuner::Bounds{std::min(options_.shortest_auto, longest), longest});
+  }
   const absl::Duration run_time = absl::Nanoseconds(MonotonicNanos() - started_ns_);
-  const absl::Duration after =
-      std::clamp(AutoInterval(last_write_time_, run_time, world_, keeper_.job().faults().size()),
-                 options_.shortest_auto, options_.longest_auto);
-  auto_timer_ = keeper_.loop().RunAfter(after, [this] { AskForAutoSave(); });
+  IntervalModel model;
+  model.mean_between_interruptions = MeanBetweenInterruptions(
+      world_, run_time, static_cast<int64_t>(keeper_.job().faults().size()));
+  model.write = cost_.write();
+  model.cost = cost_.cost().value_or(std::max(model.write, kFirstCost));
+  auto_timer_ = keeper_.loop().RunAfter(interval_->Tune(model), [this] { AskForAutoSave(); });
+}
+
+int64_t SaveService::NewestStep() const {
+  uint64_t newest = 0;
+  for (int slot = 0; slot < world_; ++slot)
+    newest = std::max(newest, LoadWord(keeper_.black_box(slot).header().step));
+  return static_cast<int64_t>(newest);
 }
 
 // Asks all ranks for a step that none has reached. One that was past it already leaves the save
@@ -609,6 +615,7 @@ void SaveService::OnCommit(const CommitGeneration& commit) {
   generation_ = commit.generation;
   generation_members_ = commit.members;
   restoring_ = {};
+  cost_.Forget();
   finishers_.clear();  // their requests were answered by the abort
   limiter_->Enforce();
   retried_.clear();

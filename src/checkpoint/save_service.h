@@ -30,6 +30,7 @@
 #include "checkpoint/save_wire.h"
 #include "checkpoint/seal_table.h"
 #include "outlast/blackbox/buffer.h"
+#include "outlast/checkpoint/interval.h"
 #include "run/keeper.h"
 
 namespace outlast {
@@ -158,6 +159,7 @@ class SaveService final : public KeeperExtension {
   void CountVotes();
   int members() const;
   void ArmAutoSave();
+  int64_t NewestStep() const;
   void AskForAutoSave();
   void BeatLater();
   void Hurry();
@@ -200,7 +202,8 @@ class SaveService final : public KeeperExtension {
   std::map<int64_t, std::vector<Waiter>> finishers_;
   std::set<int64_t> retried_;
   std::optional<EventLoop::TimerId> auto_timer_, beat_timer_;
-  absl::Duration last_write_time_ = absl::Seconds(1);
+  SaveCostMeter cost_;
+  std::optional<IntervalTuner> interval_;
   int64_t started_ns_;
 
   std::optional<Common> base_;  // what memory has, as of the newest commit

@@ -1,6 +1,7 @@
 #include "checkpoint/save_wire.h"
 
 #include <algorithm>
+#include <limits>
 #include <nlohmann/json.hpp>
 
 #include "base/error.h"
@@ -88,10 +89,21 @@ absl::StatusOr<std::vector<RankTable>> DecodeTables(std::string_view bytes) {
   return tables;
 }
 
+namespace {
+
+// JSON has no infinity.
+double TolerableSeconds(const CheckpointerOptions& options) {
+  return std::min(absl::ToDoubleSeconds(options.tolerable_loss),
+                  std::numeric_limits<double>::max());
+}
+
+}  // namespace
+
 std::string EncodeOptions(const CheckpointerOptions& options) {
   const nlohmann::json json = {{"uri", options.uri},
                                {"every", options.every.steps()},
                                {"disk_bytes_per_second", options.disk_bytes_per_second},
+                               {"tolerable_loss_s", TolerableSeconds(options)},
                                {"keep_last", options.keep_last},
                                {"keep_every", options.keep_every},
                                {"fresh", options.start == CheckpointerOptions::Start::kFresh},
@@ -109,15 +121,16 @@ absl::StatusOr<CheckpointerOptions> DecodeOptions(std::string_view text) {
   if (!json.is_object() || !has("uri", &Json::is_string) ||
       !has("every", &Json::is_number_integer) ||
       !has("disk_bytes_per_second", &Json::is_number_unsigned) ||
-      !has("keep_last", &Json::is_number_integer) || !has("keep_every", &Json::is_number_integer) ||
-      !has("fresh", &Json::is_boolean) || !has("job", &Json::is_string) ||
-      !has("buffers", &Json::is_number_integer)) {
+      !has("tolerable_loss_s", &Json::is_number) || !has("keep_last", &Json::is_number_integer) ||
+      !has("keep_every", &Json::is_number_integer) || !has("fresh", &Json::is_boolean) ||
+      !has("job", &Json::is_string) || !has("buffers", &Json::is_number_integer)) {
     return Malformed("options of a checkpointer");
   }
   CheckpointerOptions options;
   options.uri = json["uri"];
   options.every = json["every"] > 0 ? Every::Steps(json["every"]) : Every::Auto();
   options.disk_bytes_per_second = json["disk_bytes_per_second"];
+  options.tolerable_loss = absl::Seconds(json["tolerable_loss_s"].get<double>());
   options.keep_last = json["keep_last"];
   options.keep_every = json["keep_every"];
   options.start =

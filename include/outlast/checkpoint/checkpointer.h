@@ -20,8 +20,8 @@ class Run;
 class Every {
  public:
   // As often as it is worth its cost: memory each step while that costs under 1 % of one, disk at
-  // sqrt(2 C M) (Young 1974, with C the step time that a save adds, or its write time while that is
-  // unknown, and M the mean time between interruptions), at least once in 30 minutes.
+  // OptimalInterval (checkpoint/interval.h) of the step time that a save was seen to add, or its
+  // write time while that is not known; at least once in 30 minutes, and as tolerable_loss says.
   static Every Auto() { return Every(0); }
   // At each step that `steps` divides; at least 1.
   static Every Steps(int64_t steps) { return Every(steps); }
@@ -40,6 +40,9 @@ struct CheckpointerOptions {
   // (memory still gets it), unless an agreed stop or Finish waits for it.
   Every every = Every::Auto();
   Every snapshot_every = Every::Auto();  // memory
+  // With Every::Auto: rank time that an interruption may cost on average where memory does not help
+  // (half the disk's interval on each rank); it bounds the interval.
+  absl::Duration tolerable_loss = absl::InfiniteDuration();
   // What saves may write to disk, bytes a second, all ranks of a node together; 0: as fast as it
   // goes. A save that somebody waits for (Finish, a stop) is not held back.
   uint64_t disk_bytes_per_second = 0;
