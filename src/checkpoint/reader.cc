@@ -8,10 +8,12 @@
 #include <cstring>
 #include <map>
 #include <set>
+#include <unordered_set>
 #include <utility>
 
 #include "base/error.h"
 #include "checkpoint/safetensors.h"
+#include "checkpoint/widen.h"
 #include "outlast/base/crc32c.h"
 #include "outlast/base/fd.h"
 #include "outlast/base/memory.h"
@@ -190,7 +192,9 @@ struct CheckpointReader::Demand {
   uint64_t base = 0;            // of the saved box in the file
   uint64_t begin = 0, end = 0;  // in the file
   BoxWalker runs;
-  std::span<std::byte> target;
+  std::byte* target = nullptr;
+  WidenFunction widen = nullptr;             // where the target's type is another
+  uint64_t element = 1, target_element = 1;  // bytes, with `widen`
 
   // Copies what the file's bytes [from, from + block) hold of it.
   void Take(uint64_t from, std::span<const std::byte> block) {
@@ -200,8 +204,13 @@ struct CheckpointReader::Demand {
       const uint64_t first = std::max(base + run.from, from);
       const uint64_t last = std::min(base + run.from + run.bytes, until);
       if (first < last) {
-        std::memcpy(target.data() + run.to + (first - base - run.from),
-                    block.data() + (first - from), last - first);
+        const uint64_t to = run.to + (first - base - run.from);
+        const std::byte* source = block.data() + (first - from);
+        if (widen != nullptr) {
+          widen(source, target + to / element * target_element, (last - first) / element);
+        } else {
+          std::memcpy(target + to, source, last - first);
+        }
       }
       if (base + run.from + run.bytes > until) return;
     }
@@ -293,17 +302,33 @@ const SavedTensor* CheckpointReader::Find(std::string_view name) const {
   return found != tensors_.end() && found->name == name ? &*found : nullptr;
 }
 
-MatchReport CheckpointReader::Match(const StateView& state) const {
+bool CheckpointReader::Fits(const SavedTensor& saved, DType dtype, const Shape& global,
+                            Widening widening) {
+  if (saved.global != global) return false;
+  return saved.dtype == dtype ||
+         (widening == Widening::kAllow && WidenerOf(saved.dtype, dtype) != nullptr);
+}
+
+MatchReport CheckpointReader::Match(const StateView& state, Widening widening) const {
+  std::vector<WantedTensor> wanted;
+  wanted.reserve(state.regions.size());
+  for (const Region& region : state.regions)
+    wanted.push_back({region.name, region.dtype, region.global});
+  return Match(wanted, widening);
+}
+
+MatchReport CheckpointReader::Match(std::span<const WantedTensor> wanted, Widening widening) const {
   MatchReport report;
-  std::set<std::string_view> expected;
-  for (const Region& region : state.regions) {
-    expected.insert(region.name);
-    const SavedTensor* saved = Find(region.name);
+  std::unordered_set<std::string_view> expected;
+  expected.reserve(wanted.size());
+  for (const WantedTensor& tensor : wanted) {
+    if (!expected.insert(tensor.name).second) continue;
+    const SavedTensor* saved = Find(tensor.name);
     if (saved == nullptr) {
-      report.missing.emplace_back(region.name);
-    } else if (saved->dtype != region.dtype || saved->global != region.global) {
-      report.mismatched.push_back(fmt::format("{}: {} {}, saved {} {}", region.name,
-                                              NameOf(region.dtype), region.global.text(),
+      report.missing.emplace_back(tensor.name);
+    } else if (!Fits(*saved, tensor.dtype, tensor.global, widening)) {
+      report.mismatched.push_back(fmt::format("{}: {} {}, saved {} {}", tensor.name,
+                                              NameOf(tensor.dtype), tensor.global.text(),
                                               NameOf(saved->dtype), saved->global.text()));
     }
   }
@@ -319,15 +344,16 @@ MatchReport CheckpointReader::Match(const StateView& state) const {
 }
 
 absl::StatusOr<MatchReport> CheckpointReader::ReadState(const StateView& state,
-                                                        Strictness strictness, IoMode mode) const {
+                                                        Strictness strictness, IoMode mode,
+                                                        Widening widening) const {
   OUTLAST_RETURN_IF_ERROR(state.Validate());
-  MatchReport report = Match(state);
+  MatchReport report = Match(state, widening);
   if (strictness == Strictness::kStrict)
     OUTLAST_RETURN_IF_ERROR(report.ToStatus(manifest_.checkpoint));
   std::vector<Region> regions;
   for (const Region& region : state.regions) {
     const SavedTensor* saved = Find(region.name);
-    if (saved != nullptr && saved->dtype == region.dtype && saved->global == region.global)
+    if (saved != nullptr && Fits(*saved, region.dtype, region.global, widening))
       regions.push_back(region);
   }
   OUTLAST_RETURN_IF_ERROR(ReadRegions(regions, mode));
@@ -343,31 +369,71 @@ absl::Status CheckpointReader::ReadRegion(const Region& region, IoMode mode) con
   return ReadRegions(state.regions, mode);
 }
 
+// Adds what `common` of a part needs. Slices that lie so far apart that whole chunks lie between
+// are demanded apart: those chunks are not read.
+absl::Status CheckpointReader::AddDemands(const SavedTensor& saved, const SavedTensor::Part& part,
+                                          const Region& region, const Box& common,
+                                          std::vector<Demand>& demands) const {
+  BoxWalker runs(saved.dtype, part.box, BoxOf(region), IsPacked(region) ? Shape() : region.strides,
+                 &common);
+  if (!runs.is_valid()) {
+    return Error(absl::StatusCode::kInvalidArgument,
+                 "tensor '{}': a box of {} that ends inside a byte", saved.name,
+                 NameOf(saved.dtype));
+  }
+  if (runs.done()) return absl::OkStatus();
+  const Receipt& receipt = receipts_[part.rank];
+  const uint64_t chunk = receipt.file->chunk_bytes;
+  const uint64_t begin = runs.stretch().from, end = runs.end();
+  int outer = 0;
+  while (outer < common.extent.rank() && common.extent[outer] == 1) ++outer;
+  if (outer < common.extent.rank() && end - begin > 2 * chunk) {
+    Box slice = common;
+    slice.extent.set(outer, 1);
+    const BoxWalker first(saved.dtype, part.box, slice, {}, &slice);
+    Box second = slice;
+    second.offset.set(outer, slice.offset[outer] + 1);
+    const BoxWalker next(saved.dtype, part.box, second, {}, &second);
+    if (first.is_valid() && next.is_valid() && next.stretch().from >= first.end() + chunk) {
+      for (int64_t i = 0; i < common.extent[outer]; ++i) {
+        slice.offset.set(outer, common.offset[outer] + i);
+        OUTLAST_RETURN_IF_ERROR(AddDemands(saved, part, region, slice, demands));
+      }
+      return absl::OkStatus();
+    }
+  }
+  const uint64_t base = receipt.file->bytes - receipt.data_bytes() + part.begin;
+  Demand demand{base, base + begin, base + end, std::move(runs), region.bytes.data()};
+  if (region.dtype != saved.dtype) {
+    demand.widen = WidenerOf(saved.dtype, region.dtype);
+    demand.element = static_cast<uint64_t>(BitsOf(saved.dtype)) / 8;
+    demand.target_element = static_cast<uint64_t>(BitsOf(region.dtype)) / 8;
+    if (base % demand.element != 0 || chunk % demand.element != 0) {
+      return Error(absl::StatusCode::kInvalidArgument,
+                   "tensor '{}': begins at byte {}, not a multiple of its element's {}", saved.name,
+                   base, demand.element);
+    }
+  }
+  demands.push_back(std::move(demand));
+  return absl::OkStatus();
+}
+
 absl::Status CheckpointReader::ReadRegions(std::span<const Region> regions, IoMode mode) const {
   std::vector<std::vector<Demand>> by_rank(receipts_.size());
   for (const Region& region : regions) {
     const SavedTensor& saved = *Find(region.name);
     uint64_t covered = 0;
     for (const SavedTensor::Part& part : saved.parts) {
-      BoxWalker runs(saved.dtype, part.box, BoxOf(region));
-      if (!runs.is_valid()) {
-        return Error(absl::StatusCode::kInvalidArgument,
-                     "tensor '{}': a box of {} that ends inside a byte", saved.name,
-                     NameOf(saved.dtype));
-      }
-      if (runs.done()) continue;
-      OUTLAST_ASSIGN_OR_RETURN(const uint64_t bytes,
-                               BytesOf(saved.dtype, Intersect(part.box, BoxOf(region)).extent));
-      covered += bytes;
-      const Receipt& receipt = receipts_[part.rank];
-      const uint64_t base = receipt.file->bytes - receipt.data_bytes() + part.begin;
-      const uint64_t begin = base + runs.stretch().from, end = base + runs.end();
-      by_rank[part.rank].push_back({base, begin, end, std::move(runs), region.bytes});
+      const Box common = Intersect(part.box, BoxOf(region));
+      const auto bytes = BytesOf(saved.dtype, common.extent);
+      if (bytes.ok()) covered += *bytes;
+      OUTLAST_RETURN_IF_ERROR(AddDemands(saved, part, region, common, by_rank[part.rank]));
     }
-    if (covered != region.bytes.size()) {
+    OUTLAST_ASSIGN_OR_RETURN(const uint64_t wanted, BytesOf(saved.dtype, region.extent));
+    if (covered != wanted) {
       return Error(absl::StatusCode::kDataLoss,
                    "{}: tensor '{}': the saved boxes hold {} of the {} bytes wanted", folder_,
-                   saved.name, covered, region.bytes.size());
+                   saved.name, covered, wanted);
     }
   }
   for (uint32_t rank = 0; rank < by_rank.size(); ++rank) {
@@ -401,6 +467,7 @@ absl::Status CheckpointReader::ReadFile(uint32_t rank, std::span<Demand> demands
     }
     const uint64_t until = std::min(limit, round_up(wanted));
     OUTLAST_ASSIGN_OR_RETURN(const std::span<const std::byte> block, reader->Read(position, until));
+    bytes_read_.fetch_add(block.size(), std::memory_order_relaxed);
     for (size_t i = first; i < next; ++i) demands[i].Take(position, block);
     while (first < next && demands[first].runs.done()) ++first;
     position = until;

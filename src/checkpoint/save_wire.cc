@@ -94,7 +94,8 @@ std::string EncodeOptions(const CheckpointerOptions& options) {
                                {"keep_last", options.keep_last},
                                {"fresh", options.start == CheckpointerOptions::Start::kFresh},
                                {"job", options.job},
-                               {"buffers", options.buffers}};
+                               {"buffers", options.buffers},
+                               {"extras_bytes", static_cast<uint64_t>(options.extras_bytes)}};
   return json.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace);
 }
 
@@ -107,7 +108,8 @@ absl::StatusOr<CheckpointerOptions> DecodeOptions(std::string_view text) {
   if (!json.is_object() || !has("uri", &Json::is_string) ||
       !has("every", &Json::is_number_integer) || !has("keep_last", &Json::is_number_integer) ||
       !has("fresh", &Json::is_boolean) || !has("job", &Json::is_string) ||
-      !has("buffers", &Json::is_number_integer)) {
+      !has("buffers", &Json::is_number_integer) ||
+      !has("extras_bytes", &Json::is_number_unsigned) || json["extras_bytes"] > kMaxExtrasBytes) {
     return Malformed("options of a checkpointer");
   }
   CheckpointerOptions options;
@@ -118,6 +120,7 @@ absl::StatusOr<CheckpointerOptions> DecodeOptions(std::string_view text) {
       json["fresh"] ? CheckpointerOptions::Start::kFresh : CheckpointerOptions::Start::kResume;
   options.job = json["job"];
   options.buffers = json["buffers"];
+  options.extras_bytes = json["extras_bytes"];
   return options;
 }
 
