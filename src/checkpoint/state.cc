@@ -6,6 +6,7 @@
 #include "base/error.h"
 #include "checkpoint/json.h"
 #include "checkpoint/overlap.h"
+#include "checkpoint/safetensors.h"
 
 namespace outlast {
 namespace {
@@ -20,6 +21,8 @@ absl::Status CheckRegion(const Region& region) {
     return Refuse(region, fmt::format("a name of {} bytes, 1 to {} of UTF-8 wanted",
                                       region.name.size(), kMaxNameBytes));
   }
+  if (region.name == kMetadataKey)
+    return Refuse(region, "the file format keeps this name for itself");
   const Shape offset = OffsetOf(region);
   if (!region.global.is_valid() || region.extent.rank() != region.global.rank() ||
       offset.rank() != region.global.rank()) {
