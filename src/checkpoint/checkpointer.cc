@@ -366,7 +366,12 @@ absl::Status Checkpointer::Impl::RestoreFrom(const RestoreChoice& choice, const 
 absl::Status Checkpointer::Impl::RestoreFromDisk(const RestoreChoice& choice,
                                                  const StateView& state,
                                                  const RestoreOptions& options) {
-  OUTLAST_ASSIGN_OR_RETURN(const auto reader, CheckpointReader::Open(choice.folder));
+  const auto opened = CheckpointReader::Open(choice.folder);
+  // Whatever is wrong with it is damage to this job: another source may be whole.
+  if (absl::IsInvalidArgument(opened.status()))
+    return MakeStatus(absl::StatusCode::kDataLoss, MessageOf(opened.status()));
+  OUTLAST_RETURN_IF_ERROR(opened.status());
+  const std::unique_ptr<CheckpointReader>& reader = *opened;
   // Every rank compares what all of them expect: so all come to the same end, before any byte of
   // any state is changed.
   std::vector<WantedTensor> wanted;

@@ -477,21 +477,39 @@ struct Scanned {
   std::string rest;
 };
 
-// nullopt: not our own spelling.
-std::optional<Scanned> ScanBoxes(std::string_view text) {
+// Where the list of tensors begins, after its bracket; npos: not in our own spelling.
+size_t FindTensors(std::string_view text) {
   // A quote inside a string is escaped: so this is a member's name, and of the outermost object
   // if one brace alone is open before it.
   constexpr std::string_view kMember = ",\"tensors\":[";
   const size_t member = text.find(kMember);
-  if (member == std::string_view::npos || OpenAt(text.substr(0, member)) != 1) return std::nullopt;
-  const size_t list = member + kMember.size();
+  if (member == std::string_view::npos || OpenAt(text.substr(0, member)) != 1)
+    return std::string_view::npos;
+  return member + kMember.size();
+}
+
+std::string WithoutList(std::string_view text, size_t begin, size_t end) {
+  std::string rest(text.substr(0, begin));
+  rest += ']';
+  rest += text.substr(end);
+  return rest;
+}
+
+// nullopt: not our own spelling.
+std::optional<Scanned> ScanBoxes(std::string_view text) {
+  const size_t list = FindTensors(text);
+  if (list == std::string_view::npos) return std::nullopt;
   BoxScanner scanner(text.substr(list));
   std::optional<std::vector<SavedBox>> boxes = scanner.Scan();
   if (!boxes) return std::nullopt;
-  Scanned scanned{*std::move(boxes), std::string(text.substr(0, list))};
-  scanned.rest += ']';
-  scanned.rest += text.substr(list + scanner.position());
-  return scanned;
+  return Scanned{*std::move(boxes), WithoutList(text, list, list + scanner.position())};
+}
+
+// The list is passed over by its brackets.
+std::optional<Scanned> SkipBoxes(std::string_view text) {
+  const size_t list = FindTensors(text);
+  if (list == std::string_view::npos) return std::nullopt;
+  return Scanned{{}, WithoutList(text, list, EndOfValue(text, list - 1))};
 }
 
 std::vector<std::pair<std::string, std::string>> ReadAliases(Members& receipt) {
@@ -766,12 +784,16 @@ absl::StatusOr<HooksRecord> ParseHooks(std::string_view text) {
   return record;
 }
 
-absl::StatusOr<Receipt> ParseReceipt(std::string_view text) {
+namespace {
+
+enum class Tensors { kRead, kLeaveOut };
+
+absl::StatusOr<Receipt> ParseReceipt(std::string_view text, Tensors tensors) {
   OUTLAST_RETURN_IF_ERROR(CheckSelfCrc(text, "outlast.receipt"));
   if (text.size() > kMaxReceiptBytes) {
     return Refuse("outlast.receipt: {} bytes, at most {} wanted", text.size(), kMaxReceiptBytes);
   }
-  std::optional<Scanned> scanned = ScanBoxes(text);
+  std::optional<Scanned> scanned = tensors == Tensors::kRead ? ScanBoxes(text) : SkipBoxes(text);
   if (scanned) text = scanned->rest;
   OUTLAST_ASSIGN_OR_RETURN(const json object, Parse(text, "outlast.receipt", kMaxReceiptBytes));
   absl::Status status;
@@ -812,6 +834,18 @@ absl::StatusOr<Receipt> ParseReceipt(std::string_view text) {
     members.Fail("file", "fewer bytes than its tensors have");
   }
   OUTLAST_RETURN_IF_ERROR(status);
+  return receipt;
+}
+
+}  // namespace
+
+absl::StatusOr<Receipt> ParseReceipt(std::string_view text) {
+  return ParseReceipt(text, Tensors::kRead);
+}
+
+absl::StatusOr<Receipt> ParseReceiptWithoutTensors(std::string_view text) {
+  OUTLAST_ASSIGN_OR_RETURN(Receipt receipt, ParseReceipt(text, Tensors::kLeaveOut));
+  receipt.tensors.clear();
   return receipt;
 }
 

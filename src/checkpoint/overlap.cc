@@ -73,13 +73,17 @@ std::optional<std::pair<const Region*, const Region*>> FindOverlap(const StateVi
     Footprint footprint;
   };
   std::vector<Placed> placed;
+  placed.reserve(state.regions.size());
   for (const Region& region : state.regions) {
     if (!region.bytes.empty()) placed.push_back({&region, Footprint(region)});
   }
-  std::ranges::stable_sort(placed, {}, [](const Placed& one) { return one.footprint.begin(); });
+  std::vector<const Placed*> order;
+  for (const Placed& one : placed) order.push_back(&one);
+  std::ranges::stable_sort(order, {}, [](const Placed* one) { return one->footprint.begin(); });
   uint64_t budget = kBudget;
   std::vector<const Placed*> open;  // that reach to where the sweep is
-  for (const Placed& one : placed) {
+  for (const Placed* next : order) {
+    const Placed& one = *next;
     std::erase_if(open, [&](const Placed* earlier) {
       return earlier->footprint.end() <= one.footprint.begin();
     });

@@ -109,26 +109,41 @@ absl::Status LostFile(const absl::Status& status) {
                                   : status;
 }
 
-absl::StatusOr<Receipt> LoadReceipt(const std::string& folder, const Manifest& manifest,
-                                    const ReceiptEntry& entry) {
+// The text of a receipt that is what the manifest says.
+absl::StatusOr<std::string> ReadReceipt(const std::string& folder, const ReceiptEntry& entry) {
   const std::string path = folder + "/" + entry.name;
-  const auto text = ReadSmall(path, kMaxReceiptBytes);
+  auto text = ReadSmall(path, kMaxReceiptBytes);
   if (!text.ok()) return LostFile(text.status());
-  if (text->size() != entry.bytes || Crc32c(*text) != entry.crc32c) {
+  const uint32_t crc = Crc32c(*text);
+  if (text->size() != entry.bytes || crc != entry.crc32c) {
     return Error(absl::StatusCode::kDataLoss,
                  "{}: {} bytes with crc {:08x}, the manifest says {} with {:08x}", path,
-                 text->size(), Crc32c(*text), entry.bytes, entry.crc32c);
+                 text->size(), crc, entry.bytes, entry.crc32c);
   }
-  auto receipt = ParseReceipt(*text);
-  if (!receipt.ok()) return Annotate(receipt.status(), path);
-  const bool same_save =
-      receipt->job == manifest.job && receipt->checkpoint == manifest.checkpoint &&
-      receipt->claim == manifest.claim && receipt->generation == manifest.generation &&
-      receipt->world == manifest.world && receipt->plan == manifest.plan;
-  if (!same_save || entry.name != ReceiptName(receipt->rank) ||
-      receipt->data_bytes() != entry.data_bytes) {
+  return text;
+}
+
+absl::Status CheckSameSave(const std::string& folder, const Manifest& manifest,
+                           const ReceiptEntry& entry, const Receipt& receipt) {
+  const bool same_save = receipt.job == manifest.job && receipt.checkpoint == manifest.checkpoint &&
+                         receipt.claim == manifest.claim &&
+                         receipt.generation == manifest.generation &&
+                         receipt.world == manifest.world && receipt.plan == manifest.plan;
+  if (same_save && entry.name == ReceiptName(receipt.rank)) return absl::OkStatus();
+  return Error(absl::StatusCode::kInvalidArgument,
+               "{}/{}: of another save or rank than the manifest", folder, entry.name);
+}
+
+absl::StatusOr<Receipt> LoadReceipt(const std::string& folder, const Manifest& manifest,
+                                    const ReceiptEntry& entry) {
+  OUTLAST_ASSIGN_OR_RETURN(const std::string text, ReadReceipt(folder, entry));
+  auto receipt = ParseReceipt(text);
+  if (!receipt.ok()) return Annotate(receipt.status(), folder + "/" + entry.name);
+  OUTLAST_RETURN_IF_ERROR(CheckSameSave(folder, manifest, entry, *receipt));
+  if (receipt->data_bytes() != entry.data_bytes) {
     return Error(absl::StatusCode::kInvalidArgument,
-                 "{}: of another save or rank than the manifest", path);
+                 "{}/{}: {} bytes of data, the manifest says {}", folder, entry.name,
+                 receipt->data_bytes(), entry.data_bytes);
   }
   return receipt;
 }
@@ -250,6 +265,17 @@ absl::StatusOr<std::unique_ptr<CheckpointReader>> CheckpointReader::Open(
   return reader;
 }
 
+absl::Status CheckFiles(const std::string& folder, const Manifest& manifest) {
+  for (const ReceiptEntry& entry : manifest.receipts) {
+    OUTLAST_ASSIGN_OR_RETURN(const std::string text, ReadReceipt(folder, entry));
+    const auto receipt = ParseReceiptWithoutTensors(text);
+    if (!receipt.ok()) return Annotate(receipt.status(), folder + "/" + entry.name);
+    OUTLAST_RETURN_IF_ERROR(CheckSameSave(folder, manifest, entry, *receipt));
+    OUTLAST_RETURN_IF_ERROR(CheckShardSize(folder, *receipt));
+  }
+  return absl::OkStatus();
+}
+
 absl::Status CheckpointReader::Load() {
   OUTLAST_ASSIGN_OR_RETURN(manifest_, LoadManifest(folder_));
   for (const ReceiptEntry& entry : manifest_.receipts) {
@@ -261,45 +287,54 @@ absl::Status CheckpointReader::Load() {
 }
 
 absl::Status CheckpointReader::IndexTensors() {
-  std::map<std::string, SavedTensor> by_name;
-  std::map<std::string, std::string> aliases;
+  struct Ref {
+    const SavedBox* box;
+    uint32_t rank;
+  };
+  std::vector<Ref> refs;
+  std::map<std::string_view, std::string_view> aliases;
   for (const Receipt& receipt : receipts_) {
-    for (const SavedBox& box : receipt.tensors) {
-      SavedTensor& tensor = by_name[box.name];
-      if (tensor.parts.empty()) tensor = {box.name, box.dtype, box.global, {}};
-      if (tensor.dtype != box.dtype || tensor.global != box.global) {
-        return Error(absl::StatusCode::kInvalidArgument,
-                     "tensor '{}': rank {} has {} {}, rank {} has {} {}", box.name,
-                     tensor.parts[0].rank, NameOf(tensor.dtype), tensor.global.text(), receipt.rank,
-                     NameOf(box.dtype), box.global.text());
-      }
-      tensor.parts.push_back({receipt.rank, {box.offset, box.extent}, box.begin, box.end});
-    }
+    for (const SavedBox& box : receipt.tensors) refs.push_back({&box, receipt.rank});
     for (const auto& [name, of] : receipt.aliases) aliases.emplace(name, of);
   }
-  for (auto& [name, tensor] : by_name) {
+  std::ranges::stable_sort(refs, {},
+                           [](const Ref& ref) { return std::string_view(ref.box->name); });
+  tensors_.reserve(refs.size());
+  for (const auto& [box, rank] : refs) {
+    if (tensors_.empty() || tensors_.back().name != box->name)
+      tensors_.push_back({box->name, box->dtype, box->global, {}});
+    SavedTensor& tensor = tensors_.back();
+    if (tensor.dtype != box->dtype || tensor.global != box->global) {
+      return Error(absl::StatusCode::kInvalidArgument,
+                   "tensor '{}': rank {} has {} {}, rank {} has {} {}", box->name,
+                   tensor.parts[0].rank, NameOf(tensor.dtype), tensor.global.text(), rank,
+                   NameOf(box->dtype), box->global.text());
+    }
+    tensor.parts.push_back({rank, {box->offset, box->extent}, box->begin, box->end});
+  }
+  by_name_.reserve(tensors_.size() + aliases.size());
+  for (const SavedTensor& tensor : tensors_) {
+    by_name_.emplace(tensor.name, &tensor);
+    if (tensor.parts.size() < 2) continue;
     std::vector<HeldBox> boxes;
     for (const SavedTensor::Part& part : tensor.parts) boxes.push_back({part.rank, part.box});
-    OUTLAST_RETURN_IF_ERROR(CheckDisjoint(name, tensor.global, boxes));
-    tensors_.push_back(std::move(tensor));
+    OUTLAST_RETURN_IF_ERROR(CheckDisjoint(tensor.name, tensor.global, boxes));
   }
-  for (auto& [name, of] : aliases) {
-    if (!by_name.contains(of) || by_name.contains(name)) {
+  aliases_.reserve(aliases.size());
+  for (const auto& [name, of] : aliases) {
+    const SavedTensor* tensor = Find(of);
+    if (tensor == nullptr || tensor->name != of ||
+        !by_name_.emplace(aliases_.emplace_back(name), tensor).second) {
       return Error(absl::StatusCode::kInvalidArgument,
                    "alias '{}' of '{}', which is no tensor here", name, of);
     }
-    aliases_.emplace_back(name, of);
   }
   return absl::OkStatus();
 }
 
 const SavedTensor* CheckpointReader::Find(std::string_view name) const {
-  const auto alias = std::ranges::lower_bound(
-      aliases_, name, {}, [](const auto& pair) { return std::string_view(pair.first); });
-  if (alias != aliases_.end() && alias->first == name) name = alias->second;
-  const auto found = std::ranges::lower_bound(
-      tensors_, name, {}, [](const auto& tensor) { return std::string_view(tensor.name); });
-  return found != tensors_.end() && found->name == name ? &*found : nullptr;
+  const auto found = by_name_.find(name);
+  return found == by_name_.end() ? nullptr : found->second;
 }
 
 bool CheckpointReader::Fits(const SavedTensor& saved, DType dtype, const Shape& global,
@@ -335,7 +370,7 @@ MatchReport CheckpointReader::Match(std::span<const WantedTensor> wanted, Wideni
   for (const SavedTensor& tensor : tensors_) {
     if (!expected.contains(tensor.name)) report.unexpected.push_back(tensor.name);
   }
-  for (const auto& [name, of] : aliases_) {
+  for (const std::string& name : aliases_) {
     if (!expected.contains(name)) report.unexpected.push_back(name);
   }
   for (auto* names : {&report.missing, &report.unexpected, &report.mismatched})

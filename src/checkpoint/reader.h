@@ -9,6 +9,7 @@
 #include <span>
 #include <string>
 #include <string_view>
+#include <unordered_map>
 #include <vector>
 
 #include "absl/status/status.h"
@@ -115,8 +116,14 @@ class CheckpointReader {
   Manifest manifest_;
   std::vector<Receipt> receipts_;
   std::vector<SavedTensor> tensors_;
-  std::vector<std::pair<std::string, std::string>> aliases_;  // by name
+  std::vector<std::string> aliases_;                                  // by name
+  std::unordered_map<std::string_view, const SavedTensor*> by_name_;  // aliases too
 };
+
+// Are all files that the manifest names there, with the sizes that they should have, and the
+// receipts whole? What the receipts say of tensors is not looked at: a listing asks this of every
+// checkpoint. Errors as by CheckpointReader::Open.
+absl::Status CheckFiles(const std::string& folder, const Manifest& manifest);
 
 // Reads a rank's shard and checks its size, every chunk, and its own header against the receipt.
 std::vector<Damage> VerifyShard(const std::string& folder, const Receipt& receipt,

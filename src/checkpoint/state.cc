@@ -1,7 +1,8 @@
 #include "outlast/checkpoint/state.h"
 
 #include <algorithm>
-#include <set>
+#include <unordered_set>
+#include <vector>
 
 #include "base/error.h"
 #include "checkpoint/json.h"
@@ -134,7 +135,8 @@ absl::StatusOr<uint64_t> MemoryBytesOf(DType dtype, const Shape& extent, const S
 }
 
 absl::Status StateView::Validate() const {
-  std::set<std::string_view> names;
+  std::unordered_set<std::string_view> names;
+  names.reserve(regions.size());
   for (const Region& region : regions) {
     OUTLAST_RETURN_IF_ERROR(CheckRegion(region));
     if (!names.insert(region.name).second) return Refuse(region, "the name is there twice");
