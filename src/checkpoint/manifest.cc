@@ -397,8 +397,10 @@ class BoxScanner {
 
   // The boxes up to and with the closing bracket; nullopt: another spelling, or a wrong box.
   std::optional<std::vector<SavedBox>> Scan() {
+    constexpr size_t kUsualBytes = 160;  // of an entry
     std::vector<SavedBox> boxes;
     if (Take("]")) return boxes;
+    boxes.reserve(text_.size() / kUsualBytes);
     do {
       if (!ScanBox(boxes.emplace_back())) return std::nullopt;
     } while (Take(","));
@@ -433,12 +435,14 @@ class BoxScanner {
   // After the opening quote, to after the closing one. Escapes are for the tree.
   bool ScanText(std::string& value, size_t cap) {
     const size_t begin = at_;
-    while (at_ < text_.size() && text_[at_] != '"') {
-      const auto c = static_cast<uint8_t>(text_[at_++]);
+    uint8_t all = 0;
+    for (; at_ < text_.size() && text_[at_] != '"'; ++at_) {
+      const auto c = static_cast<uint8_t>(text_[at_]);
       if (c == '\\' || c < 0x20) return false;
+      all |= c;
     }
     const std::string_view found = text_.substr(begin, at_ - begin);
-    if (found.size() > cap || !Take("\"") || !IsUtf8(found)) return false;
+    if (found.size() > cap || !Take("\"") || (all >= 0x80 && !IsUtf8(found))) return false;
     value = found;
     return true;
   }

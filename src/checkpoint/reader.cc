@@ -8,7 +8,6 @@
 #include <cstring>
 #include <map>
 #include <set>
-#include <unordered_set>
 #include <utility>
 
 #include "base/error.h"
@@ -354,27 +353,35 @@ MatchReport CheckpointReader::Match(const StateView& state, Widening widening) c
 
 MatchReport CheckpointReader::Match(std::span<const WantedTensor> wanted, Widening widening) const {
   MatchReport report;
-  std::unordered_set<std::string_view> expected;
-  expected.reserve(wanted.size());
+  std::vector<bool> expected(tensors_.size());
+  std::set<std::string_view> expected_aliases;
   for (const WantedTensor& tensor : wanted) {
-    if (!expected.insert(tensor.name).second) continue;
     const SavedTensor* saved = Find(tensor.name);
     if (saved == nullptr) {
       report.missing.emplace_back(tensor.name);
-    } else if (!Fits(*saved, tensor.dtype, tensor.global, widening)) {
+      continue;
+    }
+    if (saved->name == tensor.name) {
+      expected[static_cast<size_t>(saved - tensors_.data())] = true;
+    } else {
+      expected_aliases.insert(tensor.name);
+    }
+    if (!Fits(*saved, tensor.dtype, tensor.global, widening)) {
       report.mismatched.push_back(fmt::format("{}: {} {}, saved {} {}", tensor.name,
                                               NameOf(tensor.dtype), tensor.global.text(),
                                               NameOf(saved->dtype), saved->global.text()));
     }
   }
-  for (const SavedTensor& tensor : tensors_) {
-    if (!expected.contains(tensor.name)) report.unexpected.push_back(tensor.name);
+  for (size_t i = 0; i < tensors_.size(); ++i) {
+    if (!expected[i]) report.unexpected.push_back(tensors_[i].name);
   }
   for (const std::string& name : aliases_) {
-    if (!expected.contains(name)) report.unexpected.push_back(name);
+    if (!expected_aliases.contains(name)) report.unexpected.push_back(name);
   }
-  for (auto* names : {&report.missing, &report.unexpected, &report.mismatched})
+  for (auto* names : {&report.missing, &report.unexpected, &report.mismatched}) {
     std::ranges::sort(*names);
+    names->erase(std::ranges::unique(*names).begin(), names->end());
+  }
   return report;
 }
 
@@ -385,13 +392,14 @@ absl::StatusOr<MatchReport> CheckpointReader::ReadState(const StateView& state,
   MatchReport report = Match(state, widening);
   if (strictness == Strictness::kStrict)
     OUTLAST_RETURN_IF_ERROR(report.ToStatus(manifest_.checkpoint));
-  std::vector<Region> regions;
+  std::vector<Target> targets;
+  targets.reserve(state.regions.size());
   for (const Region& region : state.regions) {
     const SavedTensor* saved = Find(region.name);
     if (saved != nullptr && Fits(*saved, region.dtype, region.global, widening))
-      regions.push_back(region);
+      targets.push_back({&region, saved});
   }
-  OUTLAST_RETURN_IF_ERROR(ReadRegions(regions, mode));
+  OUTLAST_RETURN_IF_ERROR(ReadTargets(targets, mode));
   return report;
 }
 
@@ -401,7 +409,8 @@ absl::Status CheckpointReader::ReadRegion(const Region& region, IoMode mode) con
   MatchReport report = Match(state);
   report.unexpected.clear();
   OUTLAST_RETURN_IF_ERROR(report.ToStatus(manifest_.checkpoint));
-  return ReadRegions(state.regions, mode);
+  const Target target{&state.regions.front(), Find(region.name)};
+  return ReadTargets({&target, 1}, mode);
 }
 
 // Adds what `common` of a part needs. Slices that lie so far apart that whole chunks lie between
@@ -453,10 +462,11 @@ absl::Status CheckpointReader::AddDemands(const SavedTensor& saved, const SavedT
   return absl::OkStatus();
 }
 
-absl::Status CheckpointReader::ReadRegions(std::span<const Region> regions, IoMode mode) const {
+absl::Status CheckpointReader::ReadTargets(std::span<const Target> targets, IoMode mode) const {
   std::vector<std::vector<Demand>> by_rank(receipts_.size());
-  for (const Region& region : regions) {
-    const SavedTensor& saved = *Find(region.name);
+  for (const Target& target : targets) {
+    const Region& region = *target.region;
+    const SavedTensor& saved = *target.saved;
     uint64_t covered = 0;
     for (const SavedTensor::Part& part : saved.parts) {
       const Box common = Intersect(part.box, BoxOf(region));
@@ -477,9 +487,11 @@ absl::Status CheckpointReader::ReadRegions(std::span<const Region> regions, IoMo
   return absl::OkStatus();
 }
 
-absl::Status CheckpointReader::ReadFile(uint32_t rank, std::span<Demand> demands,
-                                        IoMode mode) const {
-  if (demands.empty()) return absl::OkStatus();
+absl::Status CheckpointReader::ReadFile(uint32_t rank, std::span<Demand> all, IoMode mode) const {
+  if (all.empty()) return absl::OkStatus();
+  std::vector<Demand*> demands;
+  demands.reserve(all.size());
+  for (Demand& demand : all) demands.push_back(&demand);
   std::ranges::sort(demands, {}, &Demand::begin);
   const ShardFile& file = *receipts_[rank].file;
   auto reader = ChunkReader::Open(folder_, file, mode);
@@ -492,19 +504,19 @@ absl::Status CheckpointReader::ReadFile(uint32_t rank, std::span<Demand> demands
   while (first < demands.size()) {
     // From the chunk of the first byte still wanted, on over chunks wanted without a gap, one block
     // at most.
-    if (first == next) position = demands[next].begin / chunk * chunk;
+    if (first == next) position = demands[next]->begin / chunk * chunk;
     const uint64_t limit = std::min(file.bytes, position + reader->block_bytes());
     uint64_t wanted = position + 1;
-    for (size_t i = first; i < next; ++i) wanted = std::max(wanted, demands[i].end);
-    while (next < demands.size() && demands[next].begin < limit &&
-           demands[next].begin <= round_up(wanted)) {
-      wanted = std::max(wanted, demands[next++].end);
+    for (size_t i = first; i < next; ++i) wanted = std::max(wanted, demands[i]->end);
+    while (next < demands.size() && demands[next]->begin < limit &&
+           demands[next]->begin <= round_up(wanted)) {
+      wanted = std::max(wanted, demands[next++]->end);
     }
     const uint64_t until = std::min(limit, round_up(wanted));
     OUTLAST_ASSIGN_OR_RETURN(const std::span<const std::byte> block, reader->Read(position, until));
     bytes_read_.fetch_add(block.size(), std::memory_order_relaxed);
-    for (size_t i = first; i < next; ++i) demands[i].Take(position, block);
-    while (first < next && demands[first].runs.done()) ++first;
+    for (size_t i = first; i < next; ++i) demands[i]->Take(position, block);
+    while (first < next && demands[first]->runs.done()) ++first;
     position = until;
   }
   return absl::OkStatus();

@@ -101,6 +101,10 @@ class CheckpointReader {
 
  private:
   struct Demand;
+  struct Target {
+    const Region* region;
+    const SavedTensor* saved;
+  };
   CheckpointReader() = default;
   static bool Fits(const SavedTensor& saved, DType dtype, const Shape& global, Widening widening);
   absl::Status Load();
@@ -108,8 +112,8 @@ class CheckpointReader {
   absl::Status AddDemands(const SavedTensor& saved, const SavedTensor::Part& part,
                           const Region& region, const Box& common,
                           std::vector<Demand>& demands) const;
-  absl::Status ReadFile(uint32_t rank, std::span<Demand> demands, IoMode mode) const;
-  absl::Status ReadRegions(std::span<const Region> regions, IoMode mode) const;
+  absl::Status ReadFile(uint32_t rank, std::span<Demand> all, IoMode mode) const;
+  absl::Status ReadTargets(std::span<const Target> targets, IoMode mode) const;
 
   mutable std::atomic<uint64_t> bytes_read_{0};
   std::string folder_;
