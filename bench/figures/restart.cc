@@ -26,7 +26,7 @@ constexpr absl::Duration kPatience = absl::Seconds(60);
 struct Workload {
   size_t state_bytes;
   int64_t steps_a_save;
-  int64_t step_ms;
+  int64_t step_ms;        // a pause in each step but a generation's first
   bool while_persisting;  // kill while a checkpoint is being written
 };
 
@@ -210,9 +210,9 @@ void MeasureStepsLost(const Settings& settings, Report& report, int kills) {
 void MeasureRestart(const Settings& settings, Report& report) {
   const bool smoke = settings.smoke;
   if (!smoke) WarmMemory();
-  MeasureKillToStep(settings, report, "restart.kill_to_step_1mb", {size_t{1} << 20, 20, 10, false},
+  MeasureKillToStep(settings, report, "restart.kill_to_step_1mb", {size_t{1} << 20, 200, 0, false},
                     smoke ? 2 : 45, 10);
-  MeasureKillToStep(settings, report, "restart.kill_to_step_64mb", {size_t{64} << 20, 8, 50, false},
+  MeasureKillToStep(settings, report, "restart.kill_to_step_64mb", {size_t{64} << 20, 32, 0, false},
                     smoke ? 1 : 30, 50);
   MeasureStepsLost(settings, report, smoke ? 1 : 15);
 }

@@ -48,7 +48,8 @@ absl::StatusOr<int> Train(const TrainerOptions& options) {
       outlast::Checkpointer::Open(*run, {.uri = options.checkpoints,
                                          .every = outlast::Every::Steps(options.checkpoint_every),
                                          .snapshot_every = outlast::Every::Steps(1),
-                                         .keep_last = 3}));
+                                         .keep_last = 3,
+                                         .restore_ahead = true}));
   OUTLAST_ASSIGN_OR_RETURN(
       const auto watchdog,
       outlast::Watchdog::Start(*run, {.poll = absl::Seconds(options.watch_poll),

@@ -1,12 +1,28 @@
 #include "base/serial_thread.h"
 
 #include <pthread.h>
+#include <sched.h>
+#include <sys/resource.h>
+#include <unistd.h>
 
 #include <utility>
 
 namespace outlast {
 
-SerialThread::SerialThread(const char* name) : thread_([this] { Loop(); }) {
+namespace {
+
+constexpr int kBackgroundNice = 5;  // a third of the usual weight
+
+void LowerPriority() {  // wishes
+  const sched_param none{};
+  pthread_setschedparam(pthread_self(), SCHED_BATCH, &none);
+  setpriority(PRIO_PROCESS, static_cast<id_t>(gettid()), kBackgroundNice);
+}
+
+}  // namespace
+
+SerialThread::SerialThread(const char* name, Priority priority)
+    : thread_([this, priority] { Loop(priority); }) {
   pthread_setname_np(thread_.native_handle(), name);
 }
 
@@ -25,7 +41,8 @@ void SerialThread::Post(std::function<void()> work) {
   changed_.NotifyAll();
 }
 
-void SerialThread::Loop() {
+void SerialThread::Loop(Priority priority) {
+  if (priority == Priority::kBackground) LowerPriority();
   while (true) {
     std::function<void()> work;
     {

@@ -204,8 +204,8 @@ absl::Status Segment::HoldDeathNotice() {
   return error == 0 ? absl::OkStatus() : ErrnoStatus(error, "hold the death notice of a black box");
 }
 
-const uint32_t* Segment::death_notice_word() const {
-  return reinterpret_cast<const uint32_t*>(header().death_notice);
+uint32_t* Segment::death_notice_word() const {
+  return reinterpret_cast<uint32_t*>(header().death_notice);
 }
 
 void Segment::DropInChild() { blackbox::DropGuarded(); }

@@ -108,6 +108,9 @@ class SaveTally {
 class Checkpointer::Impl {
  public:
   Impl(Run& run, CheckpointerOptions options) : run_(run), options_(std::move(options)) {}
+  ~Impl() {
+    if (options_.restore_ahead) run_.WhileStaged(MessageKind::kAhead, nullptr);
+  }
 
   absl::Status Open();
   absl::StatusOr<int64_t> Restore(const StateView& state, const RestoreOptions& options);
@@ -134,11 +137,14 @@ class Checkpointer::Impl {
                            const RestoreOptions& options);
   absl::Status RestoreFromDisk(const RestoreChoice& choice, const StateView& state,
                                const RestoreOptions& options);
+  void RestoreAhead(const Message& message);
   // kMust: waits for a free buffer, and copies at once.
   enum class Urgency : uint8_t { kMaySkip, kMust };
   absl::Status Snapshot(int64_t step, const StateView& state, Snapshotter::Want want,
                         Urgency urgency);
   bool HasTableOf(const StateView& state) const;
+  bool HasMemoryOf(const StateView& state) const;
+  void KeepRegions(const StateView& state);
   bool IsSnapshotDue(int64_t step) const;
   bool IsDiskDue(int64_t step) const;
   void ConsiderCadence(int64_t step);
@@ -158,7 +164,9 @@ class Checkpointer::Impl {
   int64_t state_step_ = 0;  // of the trainer's state, as it was restored or saved last
   absl::Status CheckStep(int64_t step, std::string_view call) const;
   std::optional<Live> live_;
-  std::optional<Live> disk_;  // the newest snapshot that the disk was to get
+  std::optional<Live> ahead_;  // what was brought back before the body asked
+  StateView state_;            // restore_ahead: the regions as they were given last
+  std::optional<Live> disk_;   // the newest snapshot that the disk was to get
   bool updates_are_announced_ =
       false;  // BeforeUpdate was called since the last save: copies may be lazy
   uint64_t updates_ = 0;
@@ -187,6 +195,10 @@ absl::Status Checkpointer::Impl::Open() {
                            Mapping::Shared(answer.fds[0].get(), SealTable::BytesFor(run_.world())));
   table_ = std::make_unique<SealTable>(std::move(mapping), run_.world());
   run_.black_box().SetJobId(job_);
+  if (options_.restore_ahead) {
+    run_.WhileStaged(MessageKind::kAhead,
+                     [this](const Message& message) { RestoreAhead(message); });
+  }
   return absl::OkStatus();
 }
 
@@ -304,6 +316,7 @@ absl::StatusOr<int64_t> Checkpointer::Impl::Restore(const StateView& state,
   SectionScope section = run_.Section("restore", {.phase = Phase::kRestore});
   if (snapshotter_ != nullptr) snapshotter_->GiveUp();  // nothing of an aborted step is sealed
   OUTLAST_RETURN_IF_ERROR(EnsureBuffers(state));
+  KeepRegions(state);
   for (uint32_t attempt = 0;; ++attempt) {
     OUTLAST_ASSIGN_OR_RETURN(
         const Message chosen,
@@ -339,14 +352,18 @@ absl::Status Checkpointer::Impl::RestoreFrom(const RestoreChoice& choice, const 
   if (choice.source == RestoreSource::kMemory) {
     const Live wanted{choice.generation, choice.step};
     const bool is_live = live_ == wanted;
+    const bool was_brought_back = std::exchange(ahead_, std::nullopt) == wanted;
     live_.reset();
-    OUTLAST_RETURN_IF_ERROR(
-        snapshotter_->Restore(static_cast<int>(choice.buffer), choice.turn, state, is_live));
+    if (!was_brought_back) {
+      OUTLAST_RETURN_IF_ERROR(snapshotter_->Restore(
+          static_cast<int>(choice.buffer), choice.turn, state,
+          is_live ? Snapshotter::Belief::kUntouched : Snapshotter::Belief::kNothing));
+    }
     OUTLAST_ASSIGN_OR_RETURN(extras_, snapshotter_->ReadExtras(static_cast<int>(choice.buffer)));
     live_ = wanted;
     source = is_live ? "live" : "memory";
   } else {
-    live_.reset();
+    live_ = ahead_ = std::nullopt;
     extras_.clear();
     if (choice.source == RestoreSource::kDisk) {
       OUTLAST_RETURN_IF_ERROR(RestoreFromDisk(choice, state, options));
@@ -361,6 +378,34 @@ absl::Status Checkpointer::Impl::RestoreFrom(const RestoreChoice& choice, const 
                              : std::min(stats.durable_step, choice.step);
   });
   return absl::OkStatus();
+}
+
+// On the trainer's thread, between two bodies. What fails here fails again, and is told, when the
+// body asks.
+void Checkpointer::Impl::RestoreAhead(const Message& message) {
+  const auto choice = RestoreChoice::Decode(message.payload);
+  if (!choice.ok() || snapshotter_ == nullptr || state_.regions.empty()) return;
+  const Live wanted{choice->generation, choice->step};
+  const auto belief =
+      live_ == wanted ? Snapshotter::Belief::kUntouched : Snapshotter::Belief::kNothing;
+  SectionScope section = run_.Section("restore", {.phase = Phase::kRestore});
+  snapshotter_->GiveUp();
+  const absl::Status restored =
+      snapshotter_->Restore(static_cast<int>(choice->buffer), choice->turn, state_, belief);
+  if (belief == Snapshotter::Belief::kNothing) live_.reset();
+  if (restored.ok()) ahead_ = wanted;
+}
+
+void Checkpointer::Impl::KeepRegions(const StateView& state) {
+  if (!options_.restore_ahead || HasMemoryOf(state)) return;
+  ahead_.reset();  // it was brought back into other memory
+  state_.regions = state.regions;
+}
+
+bool Checkpointer::Impl::HasMemoryOf(const StateView& state) const {
+  return std::ranges::equal(state.regions, state_.regions, [](const Region& a, const Region& b) {
+    return a.bytes.data() == b.bytes.data();
+  });
 }
 
 absl::Status Checkpointer::Impl::RestoreFromDisk(const RestoreChoice& choice,
@@ -418,7 +463,7 @@ absl::Status Checkpointer::Impl::BeforeUpdate() {
       return Error(absl::StatusCode::kAborted, "generation {} ended before an update",
                    run_.generation());
   }
-  live_.reset();
+  live_ = ahead_ = std::nullopt;
   return absl::OkStatus();
 }
 
@@ -465,7 +510,11 @@ absl::Status Checkpointer::Impl::Snapshot(int64_t step, const StateView& state,
   request.mode =
       updates_are_announced_ && !must ? Snapshotter::Mode::kLazy : Snapshotter::Mode::kEager;
   updates_are_announced_ = false;
+  ahead_.reset();
   const int64_t started = MonotonicNanos();
+  // The save that holds the last free buffer must not be slow on purpose.
+  if (must && options_.disk_bytes_per_second != 0)
+    OUTLAST_RETURN_IF_ERROR(run_.link().Notify(MessageKind::kHurry, request.generation, ""));
   const absl::Duration deadline = Clock::Real().Uptime() + kFreeBufferTimeout;
   while (true) {
     OUTLAST_ASSIGN_OR_RETURN(const bool begun, snapshotter_->Begin(request, state));
@@ -485,6 +534,7 @@ absl::Status Checkpointer::Impl::Snapshot(int64_t step, const StateView& state,
     }
     Clock::Real().SleepFor(absl::Milliseconds(1));  // until the save that pins them has ended
   }
+  KeepRegions(state);
   live_ = Live{request.generation, step};
   if (want != Snapshotter::Want::kMemory) disk_ = live_;
   AddStall(started);

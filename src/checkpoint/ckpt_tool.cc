@@ -71,6 +71,9 @@ std::string BytesText(const CheckpointInfo& info) {
   return info.manifest.has_value() ? std::to_string(info.manifest->bytes) : "-";
 }
 
+// Damage is the graver news of the two.
+int CodeOf(bool damaged, bool newer) { return damaged ? kDamaged : newer ? kRefused : kWhole; }
+
 int List(const Listing& listing, const Root& root, bool json, std::ostream& out) {
   const Chain chain = ResolveChain(listing.checkpoints);
   std::set<size_t> abandoned(chain.abandoned.begin(), chain.abandoned.end());
@@ -80,12 +83,13 @@ int List(const Listing& listing, const Root& root, bool json, std::ostream& out)
                            {"checkpoints", ordered_json::array()},
                            {"strangers", ordered_json::array()},
                            {"notes", listing.notes}};
-  bool damaged = false;
+  bool damaged = false, newer = false;
   if (!json)
     out << fmt::format("root {}  job {} {}\n", root.path(), root.job().hex(), root.job_name());
   for (size_t i = 0; i < listing.checkpoints.size(); ++i) {
     const CheckpointInfo& info = listing.checkpoints[i];
     damaged |= info.state == CheckpointState::kDamaged;
+    newer |= info.state == CheckpointState::kNewer;
     const std::string reason = info.quarantined.empty() ? info.reason : info.quarantined;
     ordered_json entry = {{"name", info.name},
                           {"step", info.step},
@@ -116,14 +120,21 @@ int List(const Listing& listing, const Root& root, bool json, std::ostream& out)
     out << document.dump(2, ' ', false, ordered_json::error_handler_t::replace) << "\n";
   else
     for (const std::string& note : listing.notes) out << "note: " << note << "\n";
-  return damaged ? kDamaged : kWhole;
+  return CodeOf(damaged, newer);
 }
 
 int Verify(const Listing& listing, const Root& root, const Command& command, std::ostream& out) {
   ordered_json document = {{"root", root.path()}, {"checkpoints", ordered_json::array()}};
-  bool damaged = false;
+  bool damaged = false, newer = false;
   for (const CheckpointInfo& info : listing.checkpoints) {
     if (!command.only.empty() && info.name != command.only) continue;
+    if (info.state == CheckpointState::kNewer) {
+      newer = true;
+      document["checkpoints"].push_back(
+          {{"name", info.name}, {"whole", nullptr}, {"not_checked", info.reason}});
+      if (!command.json) out << fmt::format("{}: not checked: {}\n", info.name, info.reason);
+      continue;
+    }
     std::vector<Damage> damages;
     if (info.state == CheckpointState::kCommitted || info.state == CheckpointState::kDamaged) {
       damages = VerifyCheckpoint(root.PathOf(info.name));
@@ -144,10 +155,10 @@ int Verify(const Listing& listing, const Root& root, const Command& command, std
     }
     document["checkpoints"].push_back(std::move(entry));
   }
-  document["whole"] = !damaged;
+  document["whole"] = !damaged && !newer;
   if (command.json)
     out << document.dump(2, ' ', false, ordered_json::error_handler_t::replace) << "\n";
-  return damaged ? kDamaged : kWhole;
+  return CodeOf(damaged, newer);
 }
 
 ordered_json Dimensions(const Shape& shape) {
@@ -194,6 +205,13 @@ int ShowOne(const std::string& folder, const CheckpointReader& reader, bool json
 int Show(const Listing& listing, const Root& root, const Command& command, std::ostream& out,
          std::ostream& err) {
   std::string name = command.only;
+  // Which is the newest of the chain, nobody can say who cannot read them all.
+  const auto newer =
+      std::ranges::find(listing.checkpoints, CheckpointState::kNewer, &CheckpointInfo::state);
+  if (name.empty() && newer != listing.checkpoints.end()) {
+    err << fmt::format("outlast ckpt: {}/{}: {}\n", root.path(), newer->name, newer->reason);
+    return kRefused;
+  }
   if (name.empty()) {
     const Chain chain = ResolveChain(listing.checkpoints);
     if (chain.members.empty()) {
@@ -205,7 +223,7 @@ int Show(const Listing& listing, const Root& root, const Command& command, std::
   const auto reader = CheckpointReader::Open(root.PathOf(name));
   if (reader.ok()) return ShowOne(root.PathOf(name), **reader, command.json, out);
   err << "outlast ckpt: " << MessageOf(reader.status()) << "\n";
-  return kDamaged;
+  return absl::IsUnimplemented(reader.status()) ? kRefused : kDamaged;
 }
 
 }  // namespace

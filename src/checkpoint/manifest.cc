@@ -251,8 +251,8 @@ absl::StatusOr<json> Parse(std::string_view text, std::string_view format, uint6
   OUTLAST_RETURN_IF_ERROR(status);
   if (found != format) return Refuse("format '{}', '{}' wanted", found.substr(0, 64), format);
   if (version > 1) {
-    return Error(absl::StatusCode::kUnimplemented, "{}: version {}, this build reads up to 1",
-                 format, version);
+    return Error(absl::StatusCode::kUnimplemented, "{}: version {}, this program reads 1", format,
+                 version);
   }
   if (version == 0) return Refuse("{}: version 0, 1 wanted", format);
   return object;

@@ -11,9 +11,10 @@ namespace outlast {
 namespace {
 
 absl::StatusOr<Receipt> WriteRank(const std::string& folder, const PersistRank& from, uint32_t rank,
-                                  Receipt receipt, const Id128& run_id) {
-  OUTLAST_ASSIGN_OR_RETURN(const Buffer::Sealed sealed,
-                           from.buffer->ReadSealed(run_id, BootId(), from.assignment->layout_hash));
+                                  Receipt receipt, const PersistRequest& request) {
+  OUTLAST_ASSIGN_OR_RETURN(
+      const Buffer::Sealed sealed,
+      from.buffer->ReadSealed(request.run_id, BootId(), from.assignment->layout_hash));
   if (sealed.turn != from.turn || sealed.header.step != receipt.step ||
       sealed.header.generation != receipt.generation) {
     return Error(
@@ -32,6 +33,7 @@ absl::StatusOr<Receipt> WriteRank(const std::string& folder, const PersistRank& 
     ShardWriteOptions options;
     options.crcs = ShardWriteOptions::Crcs::kSample;
     options.sample = sealed.turn;
+    options.limiter = request.limiter;
     OUTLAST_ASSIGN_OR_RETURN(receipt.file,
                              WriteShard(folder, rank, from.buffer->image(),
                                         from.buffer->chunk_crcs().first(chunks), options));
@@ -56,7 +58,7 @@ absl::StatusOr<PersistResult> WriteAndCommit(Root& root, const PersistRequest& r
   result.checkpoint = name;
   for (uint32_t rank = 0; rank < common.world; ++rank) {
     OUTLAST_ASSIGN_OR_RETURN(const Receipt receipt,
-                             WriteRank(folder, request.ranks[rank], rank, common, request.run_id));
+                             WriteRank(folder, request.ranks[rank], rank, common, request));
     OUTLAST_RETURN_IF_ERROR(WriteReceipt(folder, receipt).status());
     if (receipt.file) result.bytes += receipt.file->bytes;
   }
@@ -84,9 +86,12 @@ absl::StatusOr<PersistResult> Persist(Root& root, const PersistRequest& request)
                     fmt::format("save of step {} to {}", request.step, root.PathOf(name)));
   }
   result->write_time = absl::Nanoseconds(MonotonicNanos() - started);
-  root.WriteLatest({name, request.step}).IgnoreError();  // a hint
-  root.Retain({.keep_last = request.keep_last}, {}).IgnoreError();
   return result;
+}
+
+void Retire(Root& root, const PersistRequest& request, const PersistResult& committed) {
+  root.WriteLatest({committed.checkpoint, request.step}).IgnoreError();  // a hint
+  root.Retain({.keep_last = request.keep_last}, {}).IgnoreError();
 }
 
 }  // namespace outlast

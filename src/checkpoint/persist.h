@@ -13,6 +13,7 @@
 #include "checkpoint/root.h"
 #include "outlast/base/id.h"
 #include "outlast/blackbox/buffer.h"
+#include "store/rate_limit.h"
 
 namespace outlast {
 
@@ -33,6 +34,7 @@ struct PersistRequest {
   std::optional<std::string> parent;  // folder name
   std::string committer;              // who, for people
   int keep_last = 3;
+  RateLimiter* limiter = nullptr;  // of the shards' bytes; borrowed, null: none
 };
 
 struct PersistResult {
@@ -41,11 +43,15 @@ struct PersistResult {
   absl::Duration write_time;
 };
 
-// Writes every shard and receipt, then commits, then retires old checkpoints (an error of that last
-// part is none of the save's). After an error nothing of the save is left, but for what the crash
-// table of a killed process leaves. kDataLoss: a buffer's bytes do not match its table. kAborted:
-// another run took the root. Else the disk's own. Blocks: the bytes at the disk's speed and a few
-// syncs.
+// Writes every shard and receipt, then commits. After an error nothing of the save is left, but for
+// what the crash table of a killed process leaves. kDataLoss: a buffer's bytes do not match its
+// table. kAborted: another run took the root. Else the disk's own. Blocks: the bytes at the disk's
+// speed and a few syncs.
 absl::StatusOr<PersistResult> Persist(Root& root, const PersistRequest& request);
+
+// What follows a commit that went well, and is none of the save's: LATEST, and the end of old
+// checkpoints. Apart from Persist, since deleting takes a slow disk long and nobody needs to wait
+// for it. `request.ranks` is not looked at.
+void Retire(Root& root, const PersistRequest& request, const PersistResult& committed);
 
 }  // namespace outlast

@@ -281,8 +281,11 @@ absl::Status CheckpointReader::Load() {
     OUTLAST_ASSIGN_OR_RETURN(receipts_.emplace_back(), LoadReceipt(folder_, manifest_, entry));
     OUTLAST_RETURN_IF_ERROR(CheckShardSize(folder_, receipts_.back()));
   }
-  const absl::Status status = IndexTensors();
-  return Annotate(status, folder_);
+  OUTLAST_RETURN_IF_ERROR(Annotate(IndexTensors(), folder_));
+  if (tensors_.size() == manifest_.tensors) return absl::OkStatus();
+  return Error(absl::StatusCode::kInvalidArgument,
+               "{}: its receipts hold {} tensors, the manifest says {}", folder_, tensors_.size(),
+               manifest_.tensors);
 }
 
 absl::Status CheckpointReader::IndexTensors() {

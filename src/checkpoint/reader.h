@@ -59,7 +59,7 @@ class CheckpointReader {
   // Reads manifest and receipts of folder root/checkpoint, and checks all sizes and self CRCs. No
   // shard is read. kNotFound: no manifest, or DELETED lies there. kDataLoss: torn or cut files,
   // named. kInvalidArgument: content that no writer of ours makes, such as a name that leaves the
-  // folder.
+  // folder. kUnimplemented: written by a newer program, by its version.
   static absl::StatusOr<std::unique_ptr<CheckpointReader>> Open(const std::string& folder);
 
   const std::string& folder() const { return folder_; }

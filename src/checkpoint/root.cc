@@ -90,7 +90,7 @@ std::optional<uint64_t> StartTimeOf(int64_t pid) {
 }
 
 void MarkDamaged(CheckpointInfo& info, const absl::Status& status) {
-  info.state = CheckpointState::kDamaged;
+  info.state = absl::IsUnimplemented(status) ? CheckpointState::kNewer : CheckpointState::kDamaged;
   info.reason = MessageOf(status);
 }
 
@@ -132,7 +132,7 @@ CheckpointInfo Inspect(const std::string& root, const std::string& name, const I
   }
   info.state = CheckpointState::kCommitted;
   // Sizes of all files that it names, and the receipts' own checksums.
-  const absl::Status files = CheckFiles(folder, *info.manifest);
+  const absl::Status files = CheckpointReader::Open(folder).status();
   if (!files.ok()) MarkDamaged(info, files);
   return info;
 }
@@ -153,6 +153,13 @@ absl::StatusOr<std::optional<Id128>> JobOfManifests(const std::string& root) {
   }
   if (!newest.has_value()) return std::optional<Id128>();
   return std::optional<Id128>(newest->job);
+}
+
+// What errno leaves out of a refusal: what was wanted, and for whom.
+absl::Status WithWanted(const absl::Status& status, std::string_view what) {
+  if (!absl::IsPermissionDenied(status)) return status;
+  return Error(status.code(), "{}; a folder that user {} may {} wanted", MessageOf(status),
+               geteuid(), what);
 }
 
 absl::StatusOr<bool> HoldsCheckpointFolders(const std::string& root) {
@@ -218,11 +225,13 @@ absl::StatusOr<std::unique_ptr<Root>> Root::Open(std::string_view uri, RootOptio
                                                  Clock& clock) {
   OUTLAST_ASSIGN_OR_RETURN(std::string path, PathOfUri(uri));
   if (options.access == Access::kWrite) {
-    OUTLAST_RETURN_IF_ERROR(MakeFolders(path));
-    if (access(path.c_str(), W_OK | X_OK) != 0) return FileError(errno, "write to", path);
+    absl::Status made = MakeFolders(path);
+    if (made.ok() && access(path.c_str(), W_OK | X_OK) != 0)
+      made = FileError(errno, "write to", path);
+    OUTLAST_RETURN_IF_ERROR(WithWanted(made, "write to"));
   }
   std::unique_ptr<Root> root(new Root(std::move(path), std::move(options), clock));
-  OUTLAST_RETURN_IF_ERROR(root->Identify());
+  OUTLAST_RETURN_IF_ERROR(WithWanted(root->Identify(), "read"));
   return root;
 }
 
@@ -313,6 +322,9 @@ absl::StatusOr<uint64_t> Root::LargestClaim() const {
         ReadSmall(fmt::format("{}/{}/{}", path_, entry.name, kManifestFile), kMaxManifestBytes);
     if (!text.ok()) continue;
     const auto manifest = ParseManifest(*text);
+    // Its claim cannot be read, and what it continues is unknown: nothing may be built on this.
+    if (absl::IsUnimplemented(manifest.status()))
+      return Annotate(manifest.status(), fmt::format("{}/{}", path_, entry.name));
     if (manifest.ok()) largest = std::max(largest, manifest->claim);
   }
   return largest;

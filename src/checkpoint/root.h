@@ -74,6 +74,7 @@ enum class CheckpointState : uint8_t {
   kDeleted,     // DELETED lies there
   kDamaged,  // the manifest cannot be used, or a file that it names is missing or of another size
   kForeign,  // the manifest is another job's
+  kNewer,    // of a higher version than this program reads: neither damaged nor to be passed over
 };
 std::string_view NameOf(CheckpointState state);
 
@@ -132,7 +133,7 @@ struct StartDecision {
   std::vector<std::string> skipped;     // "name: reason", one each
 };
 // kFailedPrecondition: checkpoints exist, none is usable, and kFresh was not asked for: never a
-// silent step 0.
+// silent step 0. kUnimplemented: a newer program wrote one, which may be what should be resumed.
 absl::StatusOr<StartDecision> DecideStart(const Listing& listing, StartMode mode);
 
 // --- Roll-forward ---

@@ -46,8 +46,8 @@ ClaimDecision JudgeClaim(const ClaimView& newest, const Id128& run, TakeOver tak
 }
 
 std::string_view NameOf(CheckpointState state) {
-  constexpr std::string_view kNames[] = {"committed", "incomplete", "deleted", "damaged",
-                                         "foreign"};
+  constexpr std::string_view kNames[] = {"committed", "incomplete", "deleted",
+                                         "damaged",   "foreign",    "newer"};
   return kNames[static_cast<size_t>(state)];
 }
 
@@ -112,6 +112,10 @@ std::vector<std::string> ChooseDeletions(std::span<const CheckpointInfo> checkpo
 absl::StatusOr<StartDecision> DecideStart(const Listing& listing, StartMode mode) {
   StartDecision decision;
   if (mode == StartMode::kFresh) return decision;
+  for (const CheckpointInfo& info : listing.checkpoints) {
+    if (info.state == CheckpointState::kNewer)
+      return Error(absl::StatusCode::kUnimplemented, "{}: {}", info.name, info.reason);
+  }
   const Chain chain = ResolveChain(listing.checkpoints);
   for (const size_t i : chain.members) {
     const CheckpointInfo& info = listing.checkpoints[i];

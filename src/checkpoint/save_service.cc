@@ -63,12 +63,14 @@ SaveService::SaveService(Keeper& keeper, SaveServiceOptions options)
       tables_(static_cast<size_t>(world_)),
       started_ns_(MonotonicNanos()),
       io_(std::make_unique<SerialThread>("outlast-root")),
-      persist_(std::make_unique<SerialThread>("outlast-save")) {}
+      persist_(
+          std::make_unique<SerialThread>("outlast-save", SerialThread::Priority::kBackground)) {}
 
 SaveService::~SaveService() {
   *alive_ = false;
   if (auto_timer_) keeper_.loop().Cancel(*auto_timer_);
   if (beat_timer_) keeper_.loop().Cancel(*beat_timer_);
+  Hurry();
   persist_.reset();
   io_.reset();
   if (opened_) opened_->root->Release().IgnoreError();
@@ -87,6 +89,9 @@ bool SaveService::OnMessage(int slot, Message& message) {
       return true;
     case MessageKind::kSkipped:
       OnSkipped(message);
+      return true;
+    case MessageKind::kHurry:
+      Hurry();
       return true;
     case MessageKind::kFinish:
       OnFinishAsked(slot, message);
@@ -112,6 +117,7 @@ void SaveService::OnOpenRoot(int slot, Message& message) {
     const auto options = DecodeOptions(text);
     if (!options.ok()) return keeper_.Answer(slot, message.request, options.status());
     checkpointer_ = *options;
+    limiter_ = std::make_unique<RateLimiter>(checkpointer_.disk_bytes_per_second);
     open_text_ = text;
   } else if (text != open_text_) {
     return keeper_.Answer(
@@ -392,6 +398,7 @@ void SaveService::DropSave(Save& save, const char* why) {
 
 // No save begins before the former one is durable; of those that wait, the newest is kept.
 void SaveService::QueueSave(Save save) {
+  if (save.last) Hurry();
   if (!writing_) return StartSave(std::move(save));
   if (queued_) {
     save.last = save.last || queued_->last;
@@ -414,18 +421,24 @@ PersistRequest SaveService::RequestOf(const Save& save) const {
   request.parent = parent_;
   request.committer = options_.committer;
   request.keep_last = checkpointer_.keep_last;
+  request.limiter = limiter_.get();
   return request;
 }
 
 void SaveService::StartSave(Save save) {
   persist_->Post([this, alive = alive_, &loop = keeper_.loop(), opened = opened_, save,
                   request = RequestOf(save)] {
-    loop.Post([this, alive, save, result = Persist(*opened->root, request)] {
+    const auto result = Persist(*opened->root, request);
+    loop.Post([this, alive, save, result] {
       if (*alive) OnSaveEnded(save, result);
     });
+    if (result.ok()) Retire(*opened->root, request, *result);
   });
   writing_ = std::move(save);
 }
+
+// Somebody waits for a save: the rate limit rests until it has ended.
+void SaveService::Hurry() { limiter_->Lift(); }
 
 void SaveService::OnSaveEnded(const Save& save, const absl::StatusOr<PersistResult>& result) {
   writing_.reset();
@@ -466,6 +479,7 @@ void SaveService::OnSaveEnded(const Save& save, const absl::StatusOr<PersistResu
       RetryForFinishers(save.step);
     }
   }
+  if (!save.last && !(queued_ && queued_->last) && finishers_.empty()) limiter_->Enforce();
   if (queued_ && !writing_) {
     Save next = *std::exchange(queued_, std::nullopt);
     StartSave(std::move(next));
@@ -482,6 +496,7 @@ void SaveService::OnFinishAsked(int slot, const Message& message) {
     return keeper_.Answer(slot, message.request, absl::OkStatus(),
                           PayloadWriter().Int(static_cast<uint8_t>(is_durable)).bytes());
   }
+  Hurry();
   finishers_[step].push_back({slot, message.request});
   if (!is_being_saved(step)) RetryForFinishers(step);
 }
@@ -588,23 +603,25 @@ void SaveService::OnAbort(uint64_t) { restoring_ = {}; }
 
 void SaveService::OnWorkerEnded(int) {}
 
-// All is quiet. Memory is put in order: one common snapshot stays, the rest is void.
 void SaveService::OnCommit(const CommitGeneration& commit) {
   generation_ = commit.generation;
   generation_members_ = commit.members;
   restoring_ = {};
   finishers_.clear();  // their requests were answered by the abort
+  limiter_->Enforce();
   retried_.clear();
-  skipped_.clear();
   std::erase_if(buffer_waiters_, [](const Waiter&) { return true; });
-  for (auto& [step, save] : collecting_) DropSave(save, "its generation ended");
+  if (!buffers_.empty()) return KeepTheCommonOnly();
+  if (making_) return;
+  for (std::string& table : tables_) table.clear();
+}
+
+// All is quiet: no rank snapshots or saves. Memory is put in order: one common snapshot stays, the
+// rest is void, since a later one of the same step would be taken for it.
+void SaveService::KeepTheCommonOnly() {
+  skipped_.clear();
+  for (auto& [step, save] : collecting_) DropSave(save, "its ranks restore");
   collecting_.clear();
-  if (buffers_.empty()) {
-    if (!making_) {
-      for (std::string& table : tables_) table.clear();
-    }
-    return;
-  }
   table_->SetWantedStep(kNoStep);
   for (size_t slot = 0; slot < buffers_.size(); ++slot) {
     for (size_t i = 0; i < buffers_[slot].size(); ++i) {
@@ -675,14 +692,18 @@ void SaveService::OnPersistCommon(const std::string& reason) {
 absl::Status SaveService::PersistLast() {
   if (!opened_ || buffers_.empty()) return absl::OkStatus();
   absl::Status status;
+  Hurry();
   persist_.reset();  // waits for the save that is being written
   const std::optional<Common> common = FindCommon();
   if (common && common->step > durable_step_ && !(writing_ && writing_->step == common->step)) {
     Save save{common->step, common->generation, true, {}};
     for (const Held& held : common->held) save.held.emplace_back(held);
-    status = Persist(*opened_->root, RequestOf(save)).status();
+    const PersistRequest request = RequestOf(save);
+    const auto result = Persist(*opened_->root, request);
+    if (result.ok()) Retire(*opened_->root, request, *result);
+    status = result.status();
   }
-  persist_ = std::make_unique<SerialThread>("outlast-save");
+  persist_ = std::make_unique<SerialThread>("outlast-save", SerialThread::Priority::kBackground);
   return status;
 }
 

@@ -65,6 +65,7 @@ class SaveService final : public KeeperExtension {
 
   bool OnMessage(int slot, Message& message) override;
   void OnAbort(uint64_t generation) override;
+  void OnQuiet() override;
   void OnCommit(const CommitGeneration& commit) override;
   void OnWorkerEnded(int slot) override;
   bool is_saving() const override { return opened_ != nullptr && !buffers_.empty(); }
@@ -106,6 +107,8 @@ class SaveService final : public KeeperExtension {
     std::vector<Waiter> choosers;
     std::map<int, Waiter> voters;
     bool failed = false, mismatch = false;
+    bool done = false;   // all ranks hold it
+    bool again = false;  // a later one in the same generation: chosen once all have asked
     std::vector<std::string> passed_over;
     std::set<std::string> bad_folders;
     bool memory_is_bad = false;
@@ -142,6 +145,7 @@ class SaveService final : public KeeperExtension {
 
   std::optional<Common> FindCommon() const;
   bool PinAll(const Common& common);
+  void KeepTheCommonOnly();
   void ForgetMemory();
   void Choose();
   void ChooseFromDisk();
@@ -154,6 +158,7 @@ class SaveService final : public KeeperExtension {
   void ArmAutoSave();
   void AskForAutoSave();
   void BeatLater();
+  void Hurry();
 
   Keeper& keeper_;
   const SaveServiceOptions options_;
@@ -181,6 +186,7 @@ class SaveService final : public KeeperExtension {
   UniqueFd tables_fd_;
   uint64_t tables_bytes_ = 0;
 
+  std::unique_ptr<RateLimiter> limiter_ = std::make_unique<RateLimiter>(0);
   std::map<int64_t, Save> collecting_;
   std::set<int64_t> skipped_;  // by some rank: never complete
   std::optional<Save> queued_;

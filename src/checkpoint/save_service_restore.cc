@@ -20,6 +20,10 @@ void SaveService::OnChoose(int slot, const Message& message) {
   const auto attempt = reader.Int<uint32_t>();
   if (message.generation < generation_)
     return keeper_.Answer(slot, message.request, Aborted(message.generation));
+  if (restoring_.done) {
+    restoring_ = {};
+    restoring_.again = true;
+  }
   if (attempt != restoring_.attempt) {
     return keeper_.Answer(
         slot, message.request,
@@ -28,7 +32,28 @@ void SaveService::OnChoose(int slot, const Message& message) {
   }
   restoring_.choosers.push_back({slot, message.request});
   if (restoring_.choice) return AnswerChoosers();
+  if (std::exchange(restoring_.again, false)) {
+    // Memory has changed since the generation began; it may be put in order once nobody trains.
+    restoring_.again = static_cast<int>(restoring_.choosers.size()) < members();
+    if (restoring_.again) return;
+    KeepTheCommonOnly();
+  }
   if (!restoring_.choosing) Choose();
+}
+
+// Survivors that allow it bring their state back while the lost ranks' new processes start.
+void SaveService::OnQuiet() {
+  if (buffers_.empty()) return;
+  const std::optional<Common> common = FindCommon();
+  if (!common) return;
+  RestoreChoice choice{RestoreSource::kMemory, common->step, common->generation, 0, 0, {}};
+  for (int slot = 0; slot < world_; ++slot) {
+    if (!keeper_.is_joined(slot) || keeper_.is_finished(slot)) continue;
+    const Held& held = common->held[static_cast<size_t>(slot)];
+    choice.buffer = static_cast<uint32_t>(held.buffer);
+    choice.turn = held.turn;
+    keeper_.Send(slot, {.kind = MessageKind::kAhead, .payload = choice.Encode()});
+  }
 }
 
 void SaveService::Choose() {
@@ -129,10 +154,12 @@ void SaveService::CountVotes() {
   if (restoring_.mismatch) {  // the program's own error: no other source would fit better
     const absl::Status status =
         Error(absl::StatusCode::kInvalidArgument, "{}", restoring_.passed_over.front());
+    restoring_.done = true;
     for (const auto& [slot, waiter] : voters) keeper_.Answer(slot, waiter.request, status);
     return;
   }
   if (!restoring_.failed) {
+    restoring_.done = true;
     durable_step_ =
         choice.source == RestoreSource::kDisk ? choice.step : std::min(durable_step_, choice.step);
     if (choice.source == RestoreSource::kDisk) {

@@ -91,6 +91,7 @@ absl::StatusOr<std::vector<RankTable>> DecodeTables(std::string_view bytes) {
 std::string EncodeOptions(const CheckpointerOptions& options) {
   const nlohmann::json json = {{"uri", options.uri},
                                {"every", options.every.steps()},
+                               {"disk_bytes_per_second", options.disk_bytes_per_second},
                                {"keep_last", options.keep_last},
                                {"fresh", options.start == CheckpointerOptions::Start::kFresh},
                                {"job", options.job},
@@ -106,15 +107,17 @@ absl::StatusOr<CheckpointerOptions> DecodeOptions(std::string_view text) {
   };
   using Json = nlohmann::json;
   if (!json.is_object() || !has("uri", &Json::is_string) ||
-      !has("every", &Json::is_number_integer) || !has("keep_last", &Json::is_number_integer) ||
-      !has("fresh", &Json::is_boolean) || !has("job", &Json::is_string) ||
-      !has("buffers", &Json::is_number_integer) ||
+      !has("every", &Json::is_number_integer) ||
+      !has("disk_bytes_per_second", &Json::is_number_unsigned) ||
+      !has("keep_last", &Json::is_number_integer) || !has("fresh", &Json::is_boolean) ||
+      !has("job", &Json::is_string) || !has("buffers", &Json::is_number_integer) ||
       !has("extras_bytes", &Json::is_number_unsigned) || json["extras_bytes"] > kMaxExtrasBytes) {
     return Malformed("options of a checkpointer");
   }
   CheckpointerOptions options;
   options.uri = json["uri"];
   options.every = json["every"] > 0 ? Every::Steps(json["every"]) : Every::Auto();
+  options.disk_bytes_per_second = json["disk_bytes_per_second"];
   options.keep_last = json["keep_last"];
   options.start =
       json["fresh"] ? CheckpointerOptions::Start::kFresh : CheckpointerOptions::Start::kResume;

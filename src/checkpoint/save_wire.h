@@ -8,10 +8,13 @@
 //               rank's buffers
 //   kSealed     i64 step, u32 buffer, u32 turn, u8 last (the agreed stop's step)     no answer
 //   kSkipped    i64 step: no free buffer for a step that the disk wants               no answer
+//   kHurry      a rank waits for a save: no rate limit until one has ended            no answer
 //   kFinish     i64 step, u8 FinishAsk -> u8 durable
 //   kChoose     u32 attempt -> RestoreChoice
 //   kVote       u32 attempt, u8 ok, u8 mismatch, Text detail -> u8 restored (else choose again with
-//   attempt + 1) kSaveEvent  i64 step, u8 durable, Text error
+//   attempt + 1)
+//   kSaveEvent  i64 step, u8 durable, Text error                                      pushed
+//   kAhead      RestoreChoice (memory): what survivors may bring back before the next generation
 #pragma once
 
 #include <cstdint>

@@ -256,6 +256,7 @@ absl::StatusOr<bool> Snapshotter::Begin(const Request& request, const StateView&
     }
   }
   cancelled_.store(false, std::memory_order_relaxed);
+  is_void_.store(false, std::memory_order_relaxed);
   chunks_done_.store(0, std::memory_order_relaxed);
   next_chunk_.store(0, std::memory_order_relaxed);
   {
@@ -292,7 +293,13 @@ void Snapshotter::CopyChunks() {
   while (!cancelled_.load(std::memory_order_relaxed)) {
     const uint32_t chunk = next_chunk_.fetch_add(1, std::memory_order_relaxed);
     if (chunk >= total) return;
-    crcs[chunk] = CopyChunk(running_, chunk);
+    // Of an aborted generation nothing is sealed: what is left is only counted, and the cores go to
+    // those who start again.
+    if (options_.is_aborted(running_.request.generation)) {
+      is_void_.store(true, std::memory_order_relaxed);
+    } else {
+      crcs[chunk] = CopyChunk(running_, chunk);
+    }
     if (chunks_done_.fetch_add(1, std::memory_order_acq_rel) + 1 == total) Complete();
   }
 }
@@ -322,7 +329,7 @@ void Snapshotter::Complete() {
   const Running& running = running_;
   Buffer& buffer = buffers_[static_cast<size_t>(running.buffer)];
   bool sealed = false;
-  if (cancelled_.load(std::memory_order_relaxed) ||
+  if (cancelled_.load(std::memory_order_relaxed) || is_void_.load(std::memory_order_relaxed) ||
       options_.is_aborted(running.request.generation)) {
     buffer.control().Abandon(running.turn);
   } else {
@@ -387,8 +394,7 @@ void Snapshotter::GiveUp() {
   succeeded_ = false;
 }
 
-absl::Status Snapshotter::Restore(int index, uint32_t turn, const StateView& state,
-                                  bool only_eager) {
+absl::Status Snapshotter::Restore(int index, uint32_t turn, const StateView& state, Belief belief) {
   if (index < 0 || static_cast<size_t>(index) >= buffers_.size()) {
     return Error(absl::StatusCode::kInternal, "restore from buffer {}: there are {}", index,
                  buffers_.size());
@@ -400,27 +406,10 @@ absl::Status Snapshotter::Restore(int index, uint32_t turn, const StateView& sta
     return Error(absl::StatusCode::kDataLoss, "snapshot in buffer {}: turn {}, wanted {}", index,
                  sealed.turn, turn);
   }
-  const std::span<std::byte> whole = WholeOf(buffer);
   const std::span<const uint32_t> crcs = buffer.chunk_crcs();
   for (uint32_t chunk = 0; chunk < plan_.chunks.size(); ++chunk) {
-    const auto& pieces = plan_.chunks[chunk];
-    const auto is_wanted = [&](const CopyPiece& piece) {
-      return !only_eager || eager_[piece.region];
-    };
-    if (std::none_of(pieces.begin(), pieces.end(), is_wanted)) continue;
-    const uint32_t found = PassOverChunk(
-        whole, buffer.layout().chunk(chunk), pieces,
-        [&](Crc32cStream& crc, const CopyPiece& piece, uint64_t done, uint64_t bytes) {
-          const std::byte* from = whole.data() + piece.to + done;
-          crc.Update({from, bytes});
-          if (!is_wanted(piece)) return;
-          std::byte* region = state.regions[piece.region].bytes.data();
-          if (piece.packer != kNoPacker) {
-            plan_.packers[piece.packer].Scatter({from, bytes}, piece.from + done, region);
-          } else {
-            StreamCopy(region + piece.from + done, from, bytes);
-          }
-        });
+    if (belief == Belief::kUntouched && HoldsChunk(buffer, chunk, state)) continue;
+    const uint32_t found = CopyChunkBack(buffer, chunk, state);
     if (found != crcs[chunk]) {
       return Error(absl::StatusCode::kDataLoss,
                    "snapshot of step {} in memory, chunk {}: crc {:08x}, its table says {:08x}",
@@ -428,6 +417,38 @@ absl::Status Snapshotter::Restore(int index, uint32_t turn, const StateView& sta
     }
   }
   return absl::OkStatus();
+}
+
+// Reading costs less than reading and writing.
+bool Snapshotter::HoldsChunk(const Buffer& buffer, uint32_t chunk, const StateView& state) const {
+  const uint32_t found = PassOverChunk(
+      WholeOf(buffer), buffer.layout().chunk(chunk), plan_.chunks[chunk],
+      [&](Crc32cStream& crc, const CopyPiece& piece, uint64_t done, uint64_t bytes) {
+        const std::byte* region = state.regions[piece.region].bytes.data();
+        if (piece.packer == kNoPacker) return crc.Update({region + piece.from + done, bytes});
+        std::array<std::byte, kPieceBytes> packed;
+        plan_.packers[piece.packer].Gather(region, piece.from + done, {packed.data(), bytes});
+        crc.Update({packed.data(), bytes});
+      });
+  return found == buffer.chunk_crcs()[chunk];
+}
+
+// Returns the CRC of what was copied.
+uint32_t Snapshotter::CopyChunkBack(const Buffer& buffer, uint32_t chunk,
+                                    const StateView& state) const {
+  const std::span<std::byte> whole = WholeOf(buffer);
+  return PassOverChunk(
+      whole, buffer.layout().chunk(chunk), plan_.chunks[chunk],
+      [&](Crc32cStream& crc, const CopyPiece& piece, uint64_t done, uint64_t bytes) {
+        const std::byte* from = whole.data() + piece.to + done;
+        crc.Update({from, bytes});
+        std::byte* region = state.regions[piece.region].bytes.data();
+        if (piece.packer != kNoPacker) {
+          plan_.packers[piece.packer].Scatter({from, bytes}, piece.from + done, region);
+        } else {
+          StreamCopy(region + piece.from + done, from, bytes);
+        }
+      });
 }
 
 absl::StatusOr<Extras> Snapshotter::ReadExtras(int index) const {

@@ -93,10 +93,14 @@ class Snapshotter {
   void GiveUp();
   bool is_running() const;
 
-  // Copies a sealed snapshot into `state`, and checks every chunk that it copies from.
-  // `only_eager`: the caller knows that the stable regions hold this snapshot's bytes already.
-  // kDataLoss: a chunk does not match, with its number and CRCs.
-  absl::Status Restore(int buffer, uint32_t turn, const StateView& state, bool only_eager);
+  // What the caller believes of the memory that it restores into.
+  enum class Belief : uint8_t {
+    kNothing,   // every chunk is copied
+    kUntouched  // holds this snapshot: a chunk whose CRC says so stays, others are copied
+  };
+  // Makes `state` hold a sealed snapshot; no byte counts as restored before its CRC was checked.
+  // kDataLoss: a chunk of the snapshot does not match, with its number and CRCs.
+  absl::Status Restore(int buffer, uint32_t turn, const StateView& state, Belief belief);
   // The extras of a sealed snapshot.
   absl::StatusOr<Extras> ReadExtras(int buffer) const;
 
@@ -113,6 +117,8 @@ class Snapshotter {
     uint32_t extra_bytes = 0;
     std::vector<const std::byte*> sources;  // by region
   };
+  bool HoldsChunk(const Buffer& buffer, uint32_t chunk, const StateView& state) const;
+  uint32_t CopyChunkBack(const Buffer& buffer, uint32_t chunk, const StateView& state) const;
   void CopierLoop();
   void CopyChunks();
   uint32_t CopyChunk(const Running& running, uint32_t chunk);
@@ -133,6 +139,7 @@ class Snapshotter {
   std::atomic<uint32_t> next_chunk_{0};
   std::atomic<uint32_t> chunks_done_{0};
   std::atomic<bool> cancelled_{false};
+  std::atomic<bool> is_void_{false};  // chunks were left out after an abort
   std::atomic<int64_t> sealed_{0};
 
   mutable Mutex mutex_;

@@ -166,6 +166,19 @@ class BlockChecker {
 
 }  // namespace
 
+namespace {
+
+// A multiple of kChunkBytes. Where a rate is given, some tenth of a second of it: one stream of
+// bytes then, not bursts of a large block each.
+size_t BlockBytes(const ShardWriteOptions& options) {
+  size_t chunks = options.io.block_bytes / kChunkBytes;
+  if (options.limiter != nullptr && options.limiter->bytes_per_second() != 0)
+    chunks = std::min<size_t>(chunks, options.limiter->bytes_per_second() / 10 / kChunkBytes);
+  return std::max<size_t>(chunks, 1) * kChunkBytes;
+}
+
+}  // namespace
+
 uint32_t CombineCrcs(uint32_t first, uint32_t second, uint64_t second_bytes) {
   return Apply(ZeroBytes(second_bytes), first) ^ second;
 }
@@ -204,9 +217,10 @@ absl::StatusOr<ShardFile> WriteShard(const std::string& folder, uint32_t writer,
   }
   OUTLAST_ASSIGN_OR_RETURN(DirectWriter file_writer,
                            DirectWriter::Create(path, image.size(), options.io));
-  const size_t block = std::max<size_t>(options.io.block_bytes / kChunkBytes, 1) * kChunkBytes;
+  const size_t block = BlockBytes(options);
   BlockChecker checker(image, chunks, block, path, options);
   for (size_t at = 0; at < image.size(); at += block) {
+    if (options.limiter != nullptr) options.limiter->Await(std::min(block, image.size() - at));
     OUTLAST_RETURN_IF_ERROR(checker.Await(at / block));
     OUTLAST_RETURN_IF_ERROR(
         file_writer.Append(image.subspan(at, std::min(block, image.size() - at))));

@@ -10,6 +10,7 @@
 #include "checkpoint/manifest.h"
 #include "checkpoint/plan.h"
 #include "store/folder.h"
+#include "store/rate_limit.h"
 
 namespace outlast {
 
@@ -30,6 +31,7 @@ struct ShardWriteOptions {
   // anyway.
   enum class Crcs : uint8_t { kCheck, kSample } crcs = Crcs::kCheck;
   uint64_t sample = 0;
+  RateLimiter* limiter = nullptr;  // asked before each block; borrowed, null: none
 };
 inline constexpr uint64_t kSampleOneIn = 4;
 

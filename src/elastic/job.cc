@@ -103,6 +103,20 @@ void Job::On(const WorkerStopped& event) {
   if (!IsDying(*slot) && slot->state != State::kAbandoned) slot->state = State::kStopped;
 }
 
+// The others need not wait for the rest of its end, which takes long where it held much memory.
+void Job::On(const WorkerDying& event) {
+  Slot* const slot = Present(event.slot, event.incarnation);
+  if (slot == nullptr || slot->state != State::kActive || phase_ != JobPhase::kRunning) return;
+  if (final_save_failed_) return;  // its WorkerEnded ends the job
+  const ProcessEnd end{.signal = event.signal};
+  FaultRecord fault =
+      MakeRecord(FaultClass::kCrash, event.slot, end, std::to_string(128 + event.signal), kInBody);
+  fault.found_by = "death notice";
+  slot->state = State::kKilled;
+  slot->due = now_ + options_.respawn;
+  Fault(event.slot, std::move(fault));
+}
+
 void Job::On(const WorkerEnded& event) {
   Slot* const slot = Present(event.slot, event.incarnation);
   if (slot == nullptr || (!IsAlive(*slot) && slot->state != State::kAbandoned)) return;

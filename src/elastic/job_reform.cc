@@ -48,7 +48,8 @@ void Job::EndedWhileRunning(int index, State before, bool joined, const ProcessE
   const FaultClass fault_class = end.clean() ? FaultClass::kEarlyExit : FaultClass::kCrash;
   const int code = end.signal != 0 ? 128 + end.signal : end.code;
   // Whether it had reached the body is all that is known of the phase here.
-  FaultRecord fault = MakeRecord(fault_class, index, end, std::to_string(code), joined ? 1 : 0);
+  FaultRecord fault =
+      MakeRecord(fault_class, index, end, std::to_string(code), joined ? kInBody : 0);
   Vacate(slot);
   Fault(index, std::move(fault));
   if (plain && phase_ == JobPhase::kReforming) TerminatePlain(fmt::format("rank {} failed", index));

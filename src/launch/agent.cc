@@ -16,6 +16,7 @@
 #include "base/error.h"
 #include "base/event_loop.h"
 #include "launch/console.h"
+#include "launch/death_watch.h"
 #include "launch/process.h"
 #include "launch/run_dir.h"
 #include "launch/run_ledger.h"
@@ -71,6 +72,7 @@ class Agent final : public WorkerHost {
   void CaptureStacks(const outlast::CaptureStacks& request, std::function<void()> done) override;
   void OnFault(const RecordFault& record) override;
   void OnCommit(const CommitGeneration& commit) override;
+  void OnEnter(int slot, uint64_t incarnation) override;
   void OnFinish(const FinishJob& finish) override;
 
  private:
@@ -107,6 +109,7 @@ class Agent final : public WorkerHost {
   std::unique_ptr<RunLedger> ledger_;
   std::unique_ptr<Keeper> keeper_;
   std::unique_ptr<JobServices> services_;
+  std::unique_ptr<DeathWatch> deaths_;  // reads the keeper's black boxes
   UniqueFd signals_;
   MasterPorts ports_;
   std::map<int, Worker> workers_;  // by slot
@@ -130,12 +133,17 @@ absl::Status Agent::SetUp() {
                                      KeeperOptions{options_.job, run_id_, run_dir_.path()});
   services_ =
       std::make_unique<JobServices>(*keeper_, *this, options_, *ledger_, record_, *console_);
+  deaths_ =
+      std::make_unique<DeathWatch>(*loop_, [this](int slot, uint64_t incarnation, int signal) {
+        keeper_->OnWorkerDying(slot, incarnation, signal);
+      });
   return keeper_->Start();
 }
 
 int Agent::Run() {
   loop_->Run();
   if (end_->first != 0 && end_->first != kExitRefused) services_->PersistLast();
+  deaths_.reset();
   services_.reset();  // waits for a save that is being written
   ledger_->Finished(end_->first, end_->second);
   if (!ledger_->error().ok())
@@ -336,6 +344,12 @@ void Agent::OnFault(const RecordFault& record) {
   console_->Say(fmt::format("outlast: {} ({}, {}) in generation {}, found by {}", fault.detail,
                             FaultClassName(fault.fault_class), weight, fault.generation,
                             fault.found_by));
+}
+
+void Agent::OnEnter(int slot, uint64_t incarnation) {
+  const Worker* worker = Find(slot, incarnation);
+  if (worker == nullptr || worker->pid == 0) return;
+  deaths_->Watch({slot, incarnation, worker->pid, keeper_->black_box(slot).death_notice_word()});
 }
 
 void Agent::OnCommit(const CommitGeneration& commit) {

@@ -58,6 +58,7 @@ class Keeper::Impl {
   void Detach(KeeperExtension* extension) { std::erase(extensions_, extension); }
   void Dispatch(const JobEvent& event);
   void OnWorkerEnded(int slot, uint64_t incarnation, const ProcessEnd& end);
+  void OnWorkerDying(int slot, uint64_t incarnation, int signal);
   void Answer(int slot, uint64_t request, const absl::Status& status, std::string_view payload,
               std::span<const int> fds);
   void Send(int slot, const Message& message, std::span<const int> fds);
@@ -123,6 +124,7 @@ class Keeper::Impl {
   void Disarm(uint64_t timer);
 
   void Receive(int slot);
+  void ReadAll(int slot);
   bool ReceiveOne(int slot);
   void Handle(int slot, Message message);
   absl::Status HandleKnown(int slot, Message& message);
@@ -138,6 +140,7 @@ class Keeper::Impl {
   void BlameUncaused(int slot, uint64_t incarnation, uint64_t generation,
                      const std::string& message);
 
+  void TellIfQuiet();
   void Enter(int slot);
   void Refuse(int slot, const Message& message, const absl::Status& why);
   void Complain(int slot, const absl::Status& why);
@@ -156,6 +159,7 @@ class Keeper::Impl {
   std::vector<TimerId> graces_;
   CommitGeneration commit_{};
   uint64_t aborted_ = 0;  // this generation and older ones are unwound
+  uint64_t quiet_ = 0;    // the newest aborted generation that all had left, as extensions know
   std::optional<AskStop> stop_;
   std::unique_ptr<GenerationStore> of_generation_ = std::make_unique<GenerationStore>();
   GenerationStore of_job_;
@@ -308,6 +312,18 @@ void Keeper::Impl::Enter(int number) {
         .generation = commit_.generation,
         .payload = PayloadWriter().Int(commit_.generation).Int(rank).Int(world).bytes()},
        {});
+  host_.OnEnter(number, slot.incarnation);
+}
+
+void Keeper::Impl::TellIfQuiet() {
+  const uint64_t generation = commit_.generation;
+  if (generation == 0 || generation > aborted_ || generation <= quiet_) return;
+  const auto is_inside = [&](const Slot& slot) {
+    return slot.alive && slot.entered == generation && !slot.staged && !slot.finished;
+  };
+  if (std::any_of(slots_.begin(), slots_.end(), is_inside)) return;
+  quiet_ = generation;
+  for (KeeperExtension* extension : extensions_) extension->OnQuiet();
 }
 
 void Keeper::Impl::Kill(const KillWorker& kill) {
@@ -381,13 +397,26 @@ void Keeper::Impl::OnWorkerEnded(int number, uint64_t incarnation, const Process
   if (!has_slot(number)) return;
   Slot& slot = At(number);
   if (!slot.alive || slot.incarnation != incarnation) return;
-  while (slot.channel.fd() >= 0 &&
-         ReceiveOne(number)) {  // what it said before it ended comes first
-  }
+  ReadAll(number);
   Disconnect(slot);
   slot.alive = slot.joined = slot.staged = false;
   for (KeeperExtension* extension : extensions_) extension->OnWorkerEnded(number);
   Dispatch(WorkerEnded{number, incarnation, end});
+  TellIfQuiet();
+}
+
+void Keeper::Impl::OnWorkerDying(int number, uint64_t incarnation, int signal) {
+  if (!has_slot(number)) return;
+  Slot& slot = At(number);
+  if (!slot.alive || slot.incarnation != incarnation) return;
+  ReadAll(number);
+  Dispatch(WorkerDying{number, incarnation, signal});
+}
+
+// What it said before it ended comes first.
+void Keeper::Impl::ReadAll(int slot) {
+  while (At(slot).channel.fd() >= 0 && ReceiveOne(slot)) {
+  }
 }
 
 // --- Messages ---
@@ -534,6 +563,7 @@ absl::Status Keeper::Impl::Stage(int number, const Message& message) {
                                      }));
   }
   Dispatch(WorkerStaged{number, slot.incarnation, left});
+  TellIfQuiet();
   Enter(number);
   return absl::OkStatus();
 }
@@ -741,6 +771,9 @@ absl::Status Keeper::Start() { return impl_->Start(); }
 void Keeper::Dispatch(const JobEvent& event) { impl_->Dispatch(event); }
 void Keeper::OnWorkerEnded(int slot, uint64_t incarnation, const ProcessEnd& end) {
   impl_->OnWorkerEnded(slot, incarnation, end);
+}
+void Keeper::OnWorkerDying(int slot, uint64_t incarnation, int signal) {
+  impl_->OnWorkerDying(slot, incarnation, signal);
 }
 void Keeper::Answer(int slot, uint64_t request, const absl::Status& status,
                     std::string_view payload, std::span<const int> fds) {

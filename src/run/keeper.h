@@ -47,6 +47,8 @@ class WorkerHost {
   virtual void CaptureStacks(const CaptureStacks& request, std::function<void()> done) = 0;
   virtual void OnFault(const RecordFault& record) = 0;
   virtual void OnCommit(const CommitGeneration& commit) = 0;
+  // `slot`'s process was told to enter the present generation: it holds its death notice by now.
+  virtual void OnEnter(int slot, uint64_t incarnation) = 0;
   virtual void OnFinish(const FinishJob& finish) = 0;
 };
 
@@ -61,6 +63,9 @@ class KeeperExtension {
   // Generation `generation` and older are being unwound: pending requests of theirs were answered
   // kAborted already.
   virtual void OnAbort(uint64_t generation) = 0;
+  // Every process that was in the aborted generation has left its body or ended. The next
+  // generation may still wait for new processes.
+  virtual void OnQuiet() = 0;
   // Every member is staged and quiet: nothing writes shared memory until the members hear of
   // `commit`.
   virtual void OnCommit(const CommitGeneration& commit) = 0;
@@ -97,6 +102,8 @@ class Keeper {
   // Feeds the job machine and executes its actions.
   void Dispatch(const JobEvent& event);
   void OnWorkerEnded(int slot, uint64_t incarnation, const ProcessEnd& end);
+  // Its death notice says so; OnWorkerEnded follows.
+  void OnWorkerDying(int slot, uint64_t incarnation, int signal);
 
   // Answers `request` of `slot`; dropped without a word when the worker is gone or the request was
   // answered (abort).

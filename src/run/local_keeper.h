@@ -37,6 +37,7 @@ class LocalKeeper final : public WorkerHost {
   void CaptureStacks(const outlast::CaptureStacks& request, std::function<void()> done) override;
   void OnFault(const RecordFault& record) override;
   void OnCommit(const CommitGeneration&) override {}
+  void OnEnter(int, uint64_t) override {}
   void OnFinish(const FinishJob& finish) override;
 
  private:

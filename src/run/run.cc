@@ -35,6 +35,9 @@ bool Run::AttachToLocalKeeper(
   state_->local_keeper()->Adopt(make);
   return true;
 }
+void Run::WhileStaged(MessageKind kind, std::function<void(const Message&)> work) {
+  state_->WhileStaged(kind, std::move(work));
+}
 uint64_t Run::generation() const { return state_->running(); }
 bool Run::is_aborted() const {
   return state_->running() != 0 && !state_->Check(state_->running()).ok();

@@ -214,9 +214,28 @@ void RunState::Handle(Message message) {
       OnGo(message);
       break;
     default:
+      if (TakeForStaged(message)) return;
       break;
   }
   socket_link_->Deliver(std::move(message));
+}
+
+bool RunState::TakeForStaged(Message& message) {
+  MutexLock lock(mutex_);
+  if (!staged_work_.contains(message.kind)) return false;
+  if (!is_waiting_) return true;
+  for_staged_.push_back(std::move(message));
+  changed_.NotifyAll();
+  return true;
+}
+
+void RunState::WhileStaged(MessageKind kind, std::function<void(const Message&)> work) {
+  MutexLock lock(mutex_);
+  if (work == nullptr) {
+    staged_work_.erase(kind);
+  } else {
+    staged_work_[kind] = std::move(work);
+  }
 }
 
 void RunState::OnGeneration(const Message& message) {
@@ -306,13 +325,13 @@ absl::StatusOr<Membership> RunState::WaitForMembership(StagedOutcome outcome,
   }
   PayloadWriter payload;
   payload.Int(left).Int(static_cast<uint32_t>(outcome)).Text(text.substr(0, 1024));
-  OUTLAST_RETURN_IF_ERROR(link_->Notify(MessageKind::kStaged, 0, payload.bytes()));
-  MutexLock lock(mutex_);
-  while (keeper_gone_.ok() && !killed_ &&
-         (offered_.generation <= entered_ ||
-          offered_.generation <= ended_.load(std::memory_order_relaxed))) {
-    changed_.Wait(mutex_);
+  {
+    MutexLock lock(mutex_);
+    is_waiting_ = true;
   }
+  OUTLAST_RETURN_IF_ERROR(link_->Notify(MessageKind::kStaged, 0, payload.bytes()));
+  WorkUntilOffered();
+  MutexLock lock(mutex_);
   if (killed_ || !keeper_gone_.ok())
     return Annotate(killed_ ? absl::CancelledError("killed") : keeper_gone_,
                     "wait for a generation");
@@ -323,6 +342,34 @@ absl::StatusOr<Membership> RunState::WaitForMembership(StagedOutcome outcome,
                      static_cast<uint32_t>(offered_.world));
   running_.store(entered_, std::memory_order_release);
   return offered_;
+}
+
+// An offer comes before work: what is left of that is done faster together.
+void RunState::WorkUntilOffered() {
+  while (true) {
+    Message message;
+    std::function<void(const Message&)> work;
+    {
+      MutexLock lock(mutex_);
+      while (keeper_gone_.ok() && !killed_ && !is_offered() && for_staged_.empty())
+        changed_.Wait(mutex_);
+      if (!keeper_gone_.ok() || killed_ || is_offered()) {
+        is_waiting_ = false;
+        for_staged_.clear();
+        return;
+      }
+      message = std::move(for_staged_.front());
+      for_staged_.pop_front();
+      if (const auto found = staged_work_.find(message.kind); found != staged_work_.end())
+        work = found->second;
+    }
+    if (work != nullptr) work(message);
+  }
+}
+
+bool RunState::is_offered() const {
+  return offered_.generation > entered_ &&
+         offered_.generation > ended_.load(std::memory_order_relaxed);
 }
 
 Membership RunState::OnlyMembership() {

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <atomic>
+#include <deque>
 #include <functional>
 #include <map>
 #include <memory>
@@ -59,6 +60,10 @@ class RunState {
   // Where nobody forms generations: the only one.
   Membership OnlyMembership();
   void Leave() { running_.store(0, std::memory_order_release); }
+  // Has `work` done with each message of `kind` that comes while the trainer's thread waits for a
+  // generation, on that thread; at other times such messages are dropped. Null: no more. The
+  // trainer's thread.
+  void WhileStaged(MessageKind kind, std::function<void(const Message&)> work);
   void NotifyFinished();
   // ForEachGeneration returned.
   void NotifyLeft() {
@@ -104,6 +109,9 @@ class RunState {
   void OnAbort(const Message& message);
   void OnStop(const Message& message);
   void OnGo(const Message& message);
+  bool TakeForStaged(Message& message);
+  void WorkUntilOffered();
+  bool is_offered() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void OnKeeperGone();
   void StartCallbacks() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void RunOnThread(std::function<void()> callback) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
@@ -130,6 +138,9 @@ class RunState {
 
   mutable Mutex mutex_;
   CondVar changed_;
+  std::map<MessageKind, std::function<void(const Message&)>> staged_work_ ABSL_GUARDED_BY(mutex_);
+  std::deque<Message> for_staged_ ABSL_GUARDED_BY(mutex_);  // came while it waits
+  bool is_waiting_ ABSL_GUARDED_BY(mutex_) = false;  // the trainer's thread, for a generation
   Membership offered_ ABSL_GUARDED_BY(mutex_);
   uint64_t entered_ ABSL_GUARDED_BY(mutex_) = 0;
   uint64_t aborted_ ABSL_GUARDED_BY(mutex_) = 0;

@@ -37,6 +37,7 @@ enum class MessageKind : uint16_t {
   kFinish = 36,
   kChoose = 37,
   kVote = 38,
+  kHurry = 39,
   kCheckpointLast = 63,
   // keeper -> worker
   kAnswer =
@@ -46,6 +47,7 @@ enum class MessageKind : uint16_t {
   kStop = 131,        // i64 step, Text reason
   kGo = 132,          // i64 step
   kSaveEvent = 133,   // checkpoint: i64 step, u8 durable, Text error: a disk save ended
+  kAhead = 134,       // checkpoint: RestoreChoice: what the next generation will restore from
 };
 
 constexpr uint16_t kWireVersion = 1;

@@ -50,6 +50,7 @@ class LocalWorld::Impl final : public WorkerHost {
   void CaptureStacks(const outlast::CaptureStacks&, std::function<void()> done) override { done(); }
   void OnFault(const RecordFault& record) override { result_.faults.push_back(record.fault); }
   void OnCommit(const CommitGeneration& commit) override { result_.generation = commit.generation; }
+  void OnEnter(int, uint64_t) override {}
   void OnFinish(const FinishJob& finish) override;
 
  private:

@@ -34,6 +34,7 @@ class Monitor final : public KeeperExtension {
 
   bool OnMessage(int slot, Message& message) override;
   void OnAbort(uint64_t generation) override;
+  void OnQuiet() override {}
   void OnCommit(const CommitGeneration& commit) override;
   void OnWorkerEnded(int slot) override;
   bool is_saving() const override { return false; }

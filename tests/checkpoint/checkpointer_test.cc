@@ -3,168 +3,15 @@
 #include <gtest/gtest.h>
 #include <unistd.h>
 
-#include <atomic>
-#include <cstdlib>
 #include <filesystem>
-#include <numeric>
-#include <string>
-#include <vector>
 
-#include "checkpoint/root.h"
-#include "checkpoint/save_service.h"
-#include "outlast/base/status.h"
-#include "outlast/run/collectives.h"
-#include "outlast/run/run.h"
-#include "outlast/testing/local_world.h"
+#include "tests/checkpoint/disk_fixture.h"
+#include "tests/checkpoint/job_fixture.h"
 
 namespace outlast {
 namespace {
 
 namespace fs = std::filesystem;
-using testing::LocalWorld;
-using testing::LocalWorldOptions;
-using testing::LocalWorldResult;
-
-class TempFolder {
- public:
-  TempFolder() {
-    std::string name = (fs::temp_directory_path() / "outlast-test-XXXXXX").string();
-    path_ = mkdtemp(name.data());
-  }
-  ~TempFolder() { fs::remove_all(path_); }
-  std::string operator/(std::string_view name) const { return (path_ / name).string(); }
-
- private:
-  fs::path path_;
-};
-
-// A data-parallel trainer whose state is a pure function of the step: weights[i] = sum over steps s
-// < step of (s + i).
-class Toy {
- public:
-  explicit Toy(size_t size = 50'000) : weights_(size, 0) {}
-
-  StateView State() {
-    StateView state;
-    const Shape shape{static_cast<int64_t>(weights_.size())};
-    state.regions.push_back(
-        {"weights", DType::kF32, shape, {}, shape, std::as_writable_bytes(std::span(weights_))});
-    const Shape scalar;
-    state.regions.push_back({"step",
-                             DType::kI64,
-                             scalar,
-                             {},
-                             scalar,
-                             std::as_writable_bytes(std::span(&step_, 1)),
-                             RegionKind::kEager});
-    state.extras["cursor"] = "{\"step\":" + std::to_string(step_) + "}";
-    return state;
-  }
-  void Update(int64_t step) {
-    for (size_t i = 0; i < weights_.size(); ++i)
-      weights_[i] += static_cast<float>((step + static_cast<int64_t>(i)) % 7);
-    step_ = step + 1;
-  }
-  bool IsStateOf(int64_t step) const {
-    Toy fresh(weights_.size());
-    for (int64_t s = 0; s < step; ++s) fresh.Update(s);
-    return fresh.weights_ == weights_ && step_ == step;
-  }
-
- private:
-  std::vector<float> weights_;
-  int64_t step_ = 0;
-};
-
-struct JobSpec {
-  int ranks = 2;
-  int64_t steps = 30;
-  size_t floats = 50'000;  // of the state
-  CheckpointerOptions checkpoints;
-  SaveServiceOptions service;
-  // Called by each rank before the update of each step.
-  std::function<void(LocalWorld&, Run&, int64_t step)> at_step = [](LocalWorld&, Run&, int64_t) {};
-  JobOptions job;
-};
-
-struct Seen {
-  LocalWorldResult result;
-  std::atomic<int> wrong_states{0};
-  std::atomic<int> finished{0};
-  std::vector<std::string> restored_from;  // by restore of rank 0
-  std::vector<int64_t> restored_steps;
-  std::vector<std::string> notes;
-  std::vector<std::string> failures;
-  std::vector<int64_t> durable;
-  std::function<void(int64_t step)> on_durable = [](int64_t) {};
-  std::atomic<int64_t> skipped{0};
-  std::atomic<int64_t> reached{0};
-  std::atomic<int64_t> sealed{0};  // by one rank
-};
-
-void RunJob(JobSpec spec, Seen& seen) {
-  std::unique_ptr<SaveService> service;
-  LocalWorldOptions options;
-  options.job = spec.job;
-  options.prepare = [&](Keeper& keeper) {
-    spec.service.observer.on_note = [&](const std::string& line) { seen.notes.push_back(line); };
-    spec.service.observer.on_failed = [&](int64_t, const absl::Status& error) {
-      seen.failures.emplace_back(MessageOf(error));
-    };
-    spec.service.observer.on_durable = [&](int64_t step, const PersistResult&) {
-      seen.durable.push_back(step);
-      seen.on_durable(step);
-    };
-    service = std::make_unique<SaveService>(keeper, spec.service);
-    keeper.Attach(service.get());
-  };
-  options.finish = [&](Keeper& keeper) {
-    keeper.Detach(service.get());
-    service.reset();
-  };
-  LocalWorld world(spec.ranks, options);
-  seen.result = world.Run([&](Run& run) -> absl::Status {
-    Toy toy(spec.floats);
-    OUTLAST_ASSIGN_OR_RETURN(const auto checkpoints, Checkpointer::Open(run, spec.checkpoints));
-    const absl::Status status = run.ForEachGeneration([&](Generation& generation) -> absl::Status {
-      OUTLAST_ASSIGN_OR_RETURN(auto group, ShmGroup::Make(generation, run, "grads", 4096));
-      OUTLAST_ASSIGN_OR_RETURN(int64_t step, checkpoints->Restore(toy.State()));
-      if (step == 0) toy = Toy(spec.floats);
-      if (!toy.IsStateOf(step)) ++seen.wrong_states;
-      if (run.rank() == 0) {
-        seen.restored_from.push_back(checkpoints->stats().restored_from);
-        seen.restored_steps.push_back(step);
-      }
-      if (step > 0 &&
-          checkpoints->restored_extras().at("cursor") != "{\"step\":" + std::to_string(step) + "}")
-        ++seen.wrong_states;
-      for (; step < spec.steps; ++step) {
-        OUTLAST_RETURN_IF_ERROR(generation.Check());
-        spec.at_step(world, run, step);
-        OUTLAST_RETURN_IF_ERROR(group.Barrier());
-        OUTLAST_RETURN_IF_ERROR(checkpoints->BeforeUpdate());
-        toy.Update(step);
-        OUTLAST_RETURN_IF_ERROR(checkpoints->SaveIfDue(step + 1, toy.State()));
-      }
-      OUTLAST_RETURN_IF_ERROR(checkpoints->Finish(spec.steps, toy.State()));
-      ++seen.finished;
-      return absl::OkStatus();
-    });
-    seen.skipped += checkpoints->stats().skipped;
-    seen.sealed = std::max<int64_t>(seen.sealed, checkpoints->stats().sealed);
-    return status;
-  });
-}
-
-std::vector<int64_t> CommittedSteps(const std::string& root) {
-  RootOptions options;
-  options.access = Access::kRead;
-  const Listing listing = Root::Open(root, options).value()->List().value();
-  std::vector<int64_t> steps;
-  for (const size_t index : ResolveChain(listing.checkpoints).members)
-    steps.push_back(listing.checkpoints[index].step);
-  return steps;
-}
 
 TEST(Checkpointer, SavesTheLastStepInFinish) {
   TempFolder folder;
@@ -251,6 +98,33 @@ TEST(Checkpointer, GoesOnFromMemoryWhenARankIsKilled) {
   EXPECT_TRUE(seen.restored_from[1] == "live" || seen.restored_from[1] == "memory")
       << seen.restored_from[1];
   EXPECT_EQ(CommittedSteps(folder / "root"), std::vector<int64_t>{40});
+}
+
+// A trainer that goes back on purpose: what it gets is the newest that all have now, not what there
+// was when the generation began.
+TEST(Checkpointer, RestoresAgainInTheSameGeneration) {
+  for (int round = 0; round < 5; ++round) {
+    TempFolder folder;
+    Seen seen;
+    RunJob({.ranks = 3,
+            .steps = 40,
+            .checkpoints = {.uri = folder / "root",
+                            .every = Every::Steps(1000),
+                            .snapshot_every = Every::Steps(1)},
+            .at_step =
+                [&](LocalWorld&, outlast::Run& run, int64_t step) {
+                  usleep(static_cast<useconds_t>((run.rank() * 7 + step * 3 + round) % 11 * 50));
+                },
+            .restore_at = 22},
+           seen);
+    EXPECT_EQ(seen.result.exit_code, 0) << seen.result.reason;
+    EXPECT_EQ(seen.result.generation, 1u);
+    EXPECT_EQ(seen.wrong_states, 0);
+    ASSERT_EQ(seen.restored_steps.size(), 2u);
+    EXPECT_GE(seen.restored_steps[1], 20);
+    EXPECT_LE(seen.restored_steps[1], 22);
+    EXPECT_EQ(CommittedSteps(folder / "root").front(), 40);
+  }
 }
 
 // A verdict ends the generation in the middle of a step while every rank lives: that step leaves

@@ -32,6 +32,11 @@ class CkptToolTest : public ::testing::Test {
     return Save(*root_, step, ranks, {.parent = std::move(parent)}).value();
   }
 
+  void Forge(const std::string& checkpoint, std::string_view from, std::string_view to) {
+    const std::string path = folder_ / (checkpoint + "/MANIFEST.json");
+    WriteFileText(path, Forged(ReadFileText(path), from, to));
+  }
+
   TempFolder folder_;
   std::unique_ptr<Root> root_ = OpenRoot(folder_.path());
 };
@@ -71,6 +76,43 @@ TEST_F(CkptToolTest, VerifySaysWholeOrNamesTheDamage) {
   const auto json = nlohmann::json::parse(Tool({"verify", folder_.path(), "--json"}).out);
   EXPECT_EQ(json["whole"], false);
   EXPECT_EQ(json["checkpoints"][0]["damages"][0]["file"], "w00000.safetensors");
+}
+
+TEST_F(CkptToolTest, VerifyComparesTheManifestsTensorsWithItsReceipts) {
+  const std::string name = SaveStep(10);
+  Forge(name, "\"tensors\":1", "\"tensors\":2");
+  const Answer answer = Tool({"verify", folder_.path()});
+  EXPECT_EQ(answer.code, 1);
+  EXPECT_THAT(answer.out, HasSubstr("its receipts hold 1 tensors, the manifest says 2"));
+  EXPECT_THAT(Tool({"ls", folder_.path()}).out, HasSubstr(name + "  step 10  damaged"));
+}
+
+// A newer program's checkpoint is not damaged, and perhaps the one that counts: nothing is said or
+// shown as if it were not there.
+TEST_F(CkptToolTest, RefusesAHigherVersionByName) {
+  const std::string older = SaveStep(10);
+  const std::string newer = SaveStep(20, older);
+  Forge(newer, "\"version\":1", "\"version\":2");
+  const std::string reason = "outlast.manifest: version 2, this program reads 1";
+
+  Answer answer = Tool({"ls", folder_.path()});
+  EXPECT_EQ(answer.code, 85);
+  EXPECT_THAT(answer.out, HasSubstr(newer + "  step 20  newer  - bytes"));
+  EXPECT_THAT(answer.out, HasSubstr(reason));
+  answer = Tool({"verify", folder_.path()});
+  EXPECT_EQ(answer.code, 85);
+  EXPECT_THAT(answer.out, HasSubstr(older + ": whole"));
+  EXPECT_THAT(answer.out, HasSubstr(newer + ": not checked: "));
+  EXPECT_THAT(answer.out, HasSubstr(reason));
+  EXPECT_EQ(nlohmann::json::parse(Tool({"verify", folder_.path(), "--json"}).out)["whole"], false);
+  for (const std::string& what : {folder_.path(), folder_ / newer}) {
+    answer = Tool({"show", what});
+    EXPECT_EQ(answer.code, 85);
+    EXPECT_EQ(answer.out, "");
+    EXPECT_THAT(answer.err, HasSubstr(newer));
+    EXPECT_THAT(answer.err, HasSubstr(reason));
+  }
+  EXPECT_EQ(Tool({"show", folder_ / older}).code, 0);
 }
 
 TEST_F(CkptToolTest, ShowsTheNewestOfTheChain) {

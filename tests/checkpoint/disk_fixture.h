@@ -5,6 +5,7 @@
 #include <gtest/gtest.h>
 #include <unistd.h>
 
+#include <cstdio>
 #include <cstdlib>
 #include <cstring>
 #include <fstream>
@@ -18,6 +19,7 @@
 #include "checkpoint/reader.h"
 #include "checkpoint/root.h"
 #include "checkpoint/writer.h"
+#include "outlast/base/crc32c.h"
 #include "outlast/base/digest.h"
 #include "outlast/base/memory.h"
 #include "outlast/base/status.h"
@@ -54,6 +56,18 @@ inline std::string ReadFileText(const std::string& path) {
 
 inline void WriteFileText(const std::string& path, std::string_view text) {
   std::ofstream(path, std::ios::binary | std::ios::trunc) << text;
+}
+
+// The text with one stretch replaced, and a self CRC that fits again: what a hostile writer would
+// make.
+inline std::string Forged(std::string text, std::string_view from, std::string_view to) {
+  const size_t at = text.find(from);
+  EXPECT_NE(at, std::string::npos) << from;
+  text.replace(at, from.size(), to);
+  const size_t covered = text.size() - 11;
+  char digits[9];
+  std::snprintf(digits, sizeof digits, "%08x", Crc32c(std::string_view(text).substr(0, covered)));
+  return text.replace(covered, 8, digits);
 }
 
 // One rank's tensors with memory of their own.

@@ -9,6 +9,7 @@
 #include "checkpoint/writer.h"
 #include "outlast/base/crc32c.h"
 #include "outlast/base/status.h"
+#include "tests/checkpoint/disk_fixture.h"
 
 namespace outlast {
 namespace {
@@ -53,18 +54,6 @@ Manifest ExampleManifest() {
   manifest.receipts = {{"w00000.receipt.json", 700, 0xabcdef01, 8}};
   manifest.committed_by = {"0", 3, 2};
   return manifest;
-}
-
-// The text with one stretch replaced, and a self CRC that fits again: what a hostile writer would
-// make.
-std::string Forged(std::string text, std::string_view from, std::string_view to) {
-  const size_t at = text.find(from);
-  EXPECT_NE(at, std::string::npos) << from;
-  text.replace(at, from.size(), to);
-  const size_t covered = text.size() - 11;
-  char digits[9];
-  snprintf(digits, sizeof digits, "%08x", Crc32c(std::string_view(text).substr(0, covered)));
-  return text.replace(covered, 8, digits);
 }
 
 TEST(Manifest, HasTheTextThatTheFormatSays) {

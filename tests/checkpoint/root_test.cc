@@ -115,6 +115,38 @@ TEST(Root, RefusesAForeignManifest) {
             absl::StatusCode::kFailedPrecondition);
 }
 
+// Not damage that an older one could stand in for: it is what the job has reached.
+TEST(Root, OfANewerProgramIsRefusedByNameAndLeftAsItIs) {
+  TempFolder folder;
+  std::string name;
+  {
+    const auto root = OpenRoot(folder.path());
+    name = SaveAll(*root, {1, 2}).back();
+    ASSERT_TRUE(root->Release().ok());
+  }
+  const std::string manifest = folder / (name + "/MANIFEST.json");
+  WriteFileText(manifest, Forged(ReadFileText(manifest), "\"version\":1", "\"version\":2"));
+
+  const auto root = Root::Open(folder.path(), {.run = Id128::FromName("later")}).value();
+  const Listing listing = root->List().value();
+  EXPECT_EQ(Find(listing, name).state, CheckpointState::kNewer);
+  for (const absl::Status& status :
+       {root->TakeClaim(), DecideStart(listing, StartMode::kResume).status()}) {
+    EXPECT_EQ(status.code(), absl::StatusCode::kUnimplemented);
+    EXPECT_THAT(std::string(MessageOf(status)), HasSubstr(name));
+    EXPECT_THAT(std::string(MessageOf(status)), HasSubstr("version 2, this program reads 1"));
+  }
+  EXPECT_FALSE(Exists(folder / "claims/2").value());
+  EXPECT_TRUE(root->Retain({.keep_last = 1}, {}).value().empty());
+  EXPECT_TRUE(Exists(manifest).value());
+
+  // A flipped bit is damage, whatever it makes of the version.
+  std::string torn = Forged(ReadFileText(manifest), "\"version\":2", "\"version\":1");
+  torn[torn.find("\"version\":1") + 10] = '3';
+  WriteFileText(manifest, torn);
+  EXPECT_EQ(Find(root->List().value(), name).state, CheckpointState::kDamaged);
+}
+
 TEST(Claim, CountsUpAndIsTakenAtOnceAfterARelease) {
   TempFolder folder;
   const auto first = OpenRoot(folder.path(), "one");

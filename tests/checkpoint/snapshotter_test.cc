@@ -80,10 +80,11 @@ class Rank {
     }
     return -1;
   }
-  absl::Status RestoreStep(int64_t step, bool only_eager = false) {
+  absl::Status RestoreStep(int64_t step,
+                           Snapshotter::Belief belief = Snapshotter::Belief::kNothing) {
     const int buffer = BufferOf(step);
     const uint32_t turn = buffers_[static_cast<size_t>(buffer)].control().Read().turn;
-    return snapshotter_->Restore(buffer, turn, State(), only_eager);
+    return snapshotter_->Restore(buffer, turn, State(), belief);
   }
 
   std::vector<float> big_, small_;
@@ -185,16 +186,6 @@ TEST(Snapshot, RestoreFindsADamagedChunk) {
   EXPECT_EQ(status.code(), absl::StatusCode::kDataLoss);
 }
 
-TEST(Snapshot, OnlyEagerLeavesTheStableRegionsAlone) {
-  Rank rank;
-  rank.Fill(2);
-  ASSERT_TRUE(rank.Begin(1, Snapshotter::Mode::kEager));
-  rank.Fill(6);
-  ASSERT_TRUE(rank.RestoreStep(1, true).ok());
-  EXPECT_EQ(rank.big_[0], 6);
-  EXPECT_EQ(rank.small_[0], 2);
-}
-
 TEST(Snapshot, HoldsTheSameBytesWhoeverWritesThem) {
   // Two ranks share out what is written; each buffer serves the whole state all the same.
   for (uint32_t r = 0; r < 2; ++r) {
@@ -231,6 +222,31 @@ TEST(Snapshot, RefusesExtrasThatOutgrowTheirRoom) {
       absl::StatusCode::kInvalidArgument);
   rank.extras.clear();
   EXPECT_TRUE(rank.Begin(2));
+}
+
+TEST(Snapshot, WhatIsBelievedToBeUntouchedIsCheckedAndCopiedWhereItDiffers) {
+  Rank rank;
+  rank.Fill(1);
+  ASSERT_TRUE(rank.Begin(1));
+  ASSERT_TRUE(rank.snapshotter_->Finish());
+
+  rank.big_[300'000] = 2;  // somebody wrote all the same
+  rank.small_[3] = 2;
+  ASSERT_TRUE(rank.RestoreStep(1, Snapshotter::Belief::kUntouched).ok());
+
+  EXPECT_TRUE(rank.IsAll(1));
+}
+
+TEST(Snapshot, NothingMoreIsCopiedOnceTheGenerationIsAborted) {
+  Rank rank;
+  rank.Fill(1);
+  ASSERT_TRUE(rank.Begin(1));
+  ASSERT_TRUE(rank.snapshotter_->Finish());
+  rank.aborted = true;
+  ASSERT_TRUE(rank.Begin(2));
+  EXPECT_FALSE(rank.snapshotter_->Finish());
+  EXPECT_EQ(rank.BufferOf(2), -1);
+  EXPECT_NE(rank.BufferOf(1), -1);
 }
 
 // The source changes as hard as it can right after Finish: no snapshot mixes two steps.

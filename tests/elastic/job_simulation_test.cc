@@ -337,10 +337,22 @@ class Schedule {
     Worker& worker = workers_[slot];
     if (!worker.alive) return;
     const uint64_t incarnation = worker.incarnation;
+    absl::Duration dying = Some(30);
+    if (worker.in != 0 && end.signal != 0 && !end.by_us && Below(2) == 0) {
+      FromWorker(slot, Some(5), [this, slot, incarnation, end] {
+        if (workers_[slot].incarnation == incarnation)
+          Give(WorkerDying{slot, incarnation, end.signal});
+      });
+      dying = Some(Chance(10) ? 4000 : 100);
+      if (Chance(50)) {  // longer than SIGKILL is given, and now and then than anybody waits
+        worker.unkillable = true;
+        dying = Some(Chance(4) ? 600'000 : 60'000);
+      }
+    }
     worker.in = 0;
     worker.staged = false;
     // Alive for the invariants until the job hears of the end.
-    FromWorker(slot, Some(30), [this, slot, incarnation, end] {
+    FromWorker(slot, dying, [this, slot, incarnation, end] {
       Worker& dead = workers_[slot];
       if (!dead.alive || dead.incarnation != incarnation) return;
       dead.alive = false;

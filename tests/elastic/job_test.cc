@@ -196,6 +196,60 @@ TEST(Job, SurvivorsKeepTheirProcessAndTheDeadSlotIsRefilledAtOnce) {
   EXPECT_TRUE(bench.job.is_whole());
 }
 
+TEST(Job, ADyingWorkerEndsTheGenerationAndIsRefilledWhenNothingOfItIsLeft) {
+  Bench bench({.world = 2});
+  bench.EnterAll();
+
+  bench.Give(WorkerDying{1, bench.incarnation[1], SIGKILL});
+
+  EXPECT_EQ(bench.Last<AbortGeneration>().size(), 1u);
+  ASSERT_EQ(bench.Last<RecordFault>().size(), 1u);
+  EXPECT_EQ(bench.Last<RecordFault>()[0].fault.found_by, "death notice");
+  EXPECT_EQ(bench.Last<RecordFault>()[0].fault.end.signal, SIGKILL);
+  EXPECT_THAT(bench.Last<SpawnWorker>(), IsEmpty()) << "it may still write";
+  bench.Stage(0, 1);
+  bench.End(1, kKill9);
+  EXPECT_THAT(bench.Last<RecordFault>(), IsEmpty()) << "told once";
+  ASSERT_EQ(bench.Last<SpawnWorker>().size(), 1u);
+  bench.Enter(1);
+  EXPECT_EQ(bench.job.generation(), 2u);
+  EXPECT_EQ(bench.job.history().crashes, 1);
+}
+
+TEST(Job, ADyingWorkerWithoutRestartsEndsTheJobWithItsSignal) {
+  Bench bench({.world = 2, .max_restarts = 0});
+  bench.EnterAll();
+  bench.Give(WorkerDying{1, bench.incarnation[1], SIGSEGV});
+  bench.End(1, {.signal = SIGSEGV});
+  bench.Give(StopPersisted{0, false});
+  bench.End(0, kOurTerm);
+  ASSERT_TRUE(bench.finished);
+  EXPECT_EQ(bench.finished->exit_code, 128 + SIGSEGV);
+}
+
+TEST(Job, AWorkerThatDiesForEverIsGivenUp) {
+  Bench bench({.world = 2});
+  bench.EnterAll();
+  bench.Give(WorkerDying{1, bench.incarnation[1], SIGKILL});
+  bench.Stage(0, 1);
+  bench.Pass(bench.job.options().respawn + absl::Seconds(1));
+  bench.Give(StopPersisted{0, false});
+  bench.End(0, kOurTerm);
+  ASSERT_TRUE(bench.finished);
+  EXPECT_EQ(bench.finished->exit_code, 87);
+}
+
+TEST(Job, ADeathNoticeOfAFinishedOrAKilledWorkerSaysNothingNew) {
+  Bench bench({.world = 3});
+  bench.EnterAll();
+  bench.Finished(0);
+  bench.Give(WorkerDying{0, bench.incarnation[0], SIGKILL});
+  EXPECT_THAT(bench.last, IsEmpty());
+  bench.End(1, kKill9);
+  bench.Give(WorkerDying{2, bench.incarnation[2], SIGKILL});
+  EXPECT_THAT(bench.Last<RecordFault>(), IsEmpty()) << "it unwinds; its end will tell";
+}
+
 TEST(Job, FailWhileReformingKeepsTheTargetAndTheVictimIsNotCharged) {
   Bench bench({.world = 3});
   bench.EnterAll();

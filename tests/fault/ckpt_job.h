@@ -20,6 +20,7 @@ struct ShimOrder {
   int from_save = 0;
   int kill_at = 0;
   std::string fault;
+  uint32_t seed = 0;
 };
 
 // A line of the trainer's restore log.
@@ -52,7 +53,7 @@ class CkptJob {
 
   // Starts the job; with an order, under the shim.
   void Start(const std::optional<ShimOrder>& order = std::nullopt) {
-    for (const char* log : {"log", "log.restores", "out", "err"})
+    for (const char* log : {"log", "log.restores", "log.finished", "out", "err"})
       std::filesystem::remove(launched_.Path(log));
     const std::string suffix = order ? "_with_shim" : "";
     std::vector<std::string> words = {
@@ -64,7 +65,8 @@ class CkptJob {
     for (const auto& [name, value] : trainer) words.insert(words.end(), {name, value});
     if (order) Arm(*order);
     launched_.StartProgram(words);
-    for (const char* name : {kShimPage, kShimRoot, kShimFromSave, kShimKillAt, kShimFault})
+    for (const char* name :
+         {kShimPage, kShimRoot, kShimFromSave, kShimKillAt, kShimFault, kShimSeed})
       unsetenv(name);
   }
 
@@ -150,6 +152,7 @@ class CkptJob {
     setenv(kShimRoot, root().c_str(), 1);
     setenv(kShimFromSave, std::to_string(order.from_save).c_str(), 1);
     setenv(kShimKillAt, std::to_string(order.kill_at).c_str(), 1);
+    setenv(kShimSeed, std::to_string(order.seed).c_str(), 1);
     if (!order.fault.empty()) setenv(kShimFault, order.fault.c_str(), 1);
   }
 

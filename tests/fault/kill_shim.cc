@@ -31,6 +31,8 @@ constexpr int kDelay = -2;
 struct Fault {
   char call[24] = "";
   int error = 0;
+  uint32_t delay_ms = 0;
+  bool sleeps = false;  // the whole of delay_ms
   uint32_t first = 0;
   uint32_t last = 0;
 };
@@ -41,6 +43,7 @@ struct Shim {
   size_t root_bytes = 0;
   uint32_t from_save = 0;
   uint32_t kill_at = 0;
+  uint32_t seed = 0;
   Fault fault;
 };
 
@@ -56,7 +59,7 @@ void AddProcess() {
 
 int ErrorOf(const char* name) {
   if (strcmp(name, "short") == 0) return kShortWrite;
-  if (strcmp(name, "delay") == 0) return kDelay;
+  if (strncmp(name, "delay", 5) == 0 || strncmp(name, "sleep", 5) == 0) return kDelay;
   for (int error = 1; error < 134; ++error) {
     const char* known = strerrorname_np(error);
     if (known != nullptr && strcmp(known, name) == 0) return error;
@@ -71,6 +74,8 @@ Fault ParseFault(const char* text) {
   const int found = sscanf(text, "%23[^:]:%23[^:]:%u%23s", fault.call, error, &fault.first, rest);
   if (found < 3) abort();
   fault.error = ErrorOf(error);
+  if (fault.error == kDelay) fault.delay_ms = static_cast<uint32_t>(atoi(error + 5));
+  fault.sleeps = strncmp(error, "sleep", 5) == 0;
   fault.last = fault.first;
   if (rest[0] == '+') fault.last = UINT_MAX;
   if (rest[0] == '-') fault.last = static_cast<uint32_t>(atoi(rest + 1));
@@ -95,6 +100,7 @@ uint32_t NumberFrom(const char* name) {
   shim.root_bytes = strlen(root);
   shim.from_save = NumberFrom(outlast::testing::kShimFromSave);
   shim.kill_at = NumberFrom(outlast::testing::kShimKillAt);
+  shim.seed = NumberFrom(outlast::testing::kShimSeed);
   if (const char* fault = getenv(outlast::testing::kShimFault)) shim.fault = ParseFault(fault);
   shim.page = static_cast<KillPage*>(page);
   AddProcess();
@@ -123,12 +129,15 @@ bool IsCounted(int folder, const char* path) {
   while (true) kill(self, SIGKILL);
 }
 
-// 0 to 1 ms, by the clock's last digits.
-void Delay() {
-  timespec time{};
-  clock_gettime(CLOCK_MONOTONIC, &time);
-  time = {0, time.tv_nsec * 7919L % 1'000'000};
-  nanosleep(&time, nullptr);
+// 0 to delay_ms, by the seed and the call's number.
+void Delay(uint32_t number) {
+  uint64_t x = (uint64_t{shim.seed} << 32 | number) * 0x9e3779b97f4a7c15U;
+  x = (x ^ (x >> 32)) * 0xd6e8feb86659fd93U;
+  const uint64_t longest = shim.fault.delay_ms * 1'000'000UL;
+  const auto nanos = static_cast<long>(shim.fault.sleeps ? longest : (x >> 32) % (longest + 1));
+  timespec time{nanos / 1'000'000'000, nanos % 1'000'000'000};
+  while (nanosleep(&time, &time) != 0 && errno == EINTR) {
+  }
 }
 
 // One call that concerns the root, from before it is made until after.
@@ -138,7 +147,8 @@ class Call {
       : name_(name), counts_(concerns_root && shim.page->saves.load() >= shim.from_save) {
     const bool any = strcmp(shim.fault.call, "any") == 0;
     if (!counts_ || (!any && strcmp(shim.fault.call, name) != 0)) return;
-    const uint32_t number = shim.page->named.fetch_add(1) + 1;
+    named_ = shim.page->named.fetch_add(1) + 1;
+    const uint32_t number = named_;
     has_fault_ = number >= shim.fault.first && number <= shim.fault.last;
     if (has_fault_) shim.page->faults.fetch_add(1);
   }
@@ -154,7 +164,7 @@ class Call {
   template <typename Make>
   long operator()(Make make) {
     long result;
-    if (has_fault_ && shim.fault.error == kDelay) Delay();
+    if (has_fault_ && shim.fault.error == kDelay) Delay(named_);
     if (has_fault_ && shim.fault.error > 0) {
       errno = shim.fault.error;
       result = -1;
@@ -174,6 +184,7 @@ class Call {
  private:
   const char* name_;
   const bool counts_;
+  uint32_t named_ = 0;  // the call's number among those of the fault's name
   bool has_fault_ = false;
 };
 
@@ -213,10 +224,23 @@ ssize_t WriteAt(int fd, const void* data, size_t bytes, off_t at) {
   return call([&] { return syscall(SYS_pwrite64, fd, data, count, at); });
 }
 
+void CountCommit(const char* path) {
+  const char* name = strrchr(path, '/');
+  if (name == nullptr || strcmp(name, "/MANIFEST.json") != 0) return;
+  shim.page->commits.fetch_add(1);
+  pid_t first = 0;
+  const auto self = static_cast<pid_t>(syscall(SYS_getpid));
+  if (!shim.page->committer.compare_exchange_strong(first, self) && first != self)
+    shim.page->strangers.fetch_add(1);
+}
+
 int Link(int from_folder, const char* from, int to_folder, const char* to, int flags) {
-  Call call("link", IsCounted(to_folder, to));
-  return static_cast<int>(
+  const bool concerns_root = IsCounted(to_folder, to);
+  Call call("link", concerns_root);
+  const auto result = static_cast<int>(
       call([&] { return syscall(SYS_linkat, from_folder, from, to_folder, to, flags); }));
+  if (concerns_root && result == 0) CountCommit(to);
+  return result;
 }
 
 int Rename(int from_folder, const char* from, int to_folder, const char* to, unsigned flags) {

@@ -3,6 +3,7 @@
 
 #include <fcntl.h>
 #include <gmock/gmock.h>
+#include <grp.h>
 #include <gtest/gtest.h>
 #include <poll.h>
 #include <pty.h>
@@ -70,6 +71,11 @@ class Launched {
     std::istringstream text(Read(name));
     return {std::istream_iterator<pid_t>(text), {}};
   }
+  // From now on programs are started as that user, whose the folder is then. For root alone.
+  void RunAs(uid_t user) {
+    user_ = user;
+    EXPECT_EQ(chown(folder_.c_str(), user, user), 0);
+  }
   void MakeFifo(const std::string& name) const { ASSERT_EQ(mkfifo(Path(name).c_str(), 0600), 0); }
   void Write(const std::string& name, const std::string& text) const {
     std::ofstream(Path(name), std::ios::binary) << text;
@@ -91,7 +97,9 @@ class Launched {
     int terminal = -1;
     pid_ = output == Output::kTerminal ? forkpty(&terminal, nullptr, nullptr, nullptr) : fork();
     if (pid_ == 0) {
-      if (chdir(folder_.c_str()) != 0) _exit(120);
+      const bool is_user =
+          user_ == 0 || (setgroups(0, nullptr) == 0 && setgid(user_) == 0 && setuid(user_) == 0);
+      if (!is_user || chdir(folder_.c_str()) != 0) _exit(120);
       if (output != Output::kTerminal) {
         const int out = open("out", O_WRONLY | O_CREAT | O_APPEND, 0644);
         dup2(to_pipe ? pipe_ends[1] : out, 1);
@@ -147,6 +155,7 @@ class Launched {
 
  private:
   std::string folder_;
+  uid_t user_ = 0;
   pid_t pid_ = 0;
   UniqueFd terminal_;
   UniqueFd reader_;

@@ -1,6 +1,7 @@
 // Saves that fail and roots that are not as they should be, by the real tool and a real trainer.
 #include <sys/mount.h>
 
+#include <array>
 #include <random>
 #include <set>
 
@@ -94,6 +95,42 @@ INSTANTIATE_TEST_SUITE_P(
       return name;
     });
 
+// Case D20: a save that failed in the middle, in the background, leaves nothing in the next one.
+TEST(Save, AfterAFailedOneEqualsASynchronousOneByteForByte) {
+  CkptJob failing, synchronous;
+  WithFourSaves(failing);
+  WithFourSaves(synchronous).trainer["--finish-each"] = "1";
+  for (CkptJob* job : {&failing, &synchronous}) {
+    job->world = 2;
+    job->trainer["--state-mb"] = "3";
+  }
+  ASSERT_EQ(failing.Run(ShimOrder{.from_save = 2, .fault = "pwrite:EIO:2"}), 0) << failing.Said();
+  EXPECT_EQ(failing.page().faults, 1u);
+  ASSERT_EQ(synchronous.Run(), 0) << synchronous.Said();
+  for (const char* file : {"/w00000.safetensors", "/w00001.safetensors"}) {
+    const std::string found = ReadFile(failing.root() + "/" + failing.Committed()[40] + file);
+    EXPECT_GT(found.size(), size_t{2} << 20);
+    EXPECT_EQ(found, ReadFile(synchronous.root() + "/" + synchronous.Committed()[40] + file));
+  }
+}
+
+// Case D20: who waits for a save does not wait until the old one is deleted; the job's end does.
+TEST(Save, IsDurableBeforeTheOldOneIsDeleted) {
+  CkptJob job;
+  job.world = 2;
+  ASSERT_EQ(job.Run(ShimOrder{.from_save = 2, .fault = "rmdir:sleep1000:1"}), 0) << job.Said();
+  const int64_t ended = MonotonicNanos();
+  EXPECT_EQ(job.page().faults, 1u);
+  std::istringstream lines(job.launched().Read("log.finished"));
+  int64_t rank = 0, finished = 0;
+  for (int i = 0; i < 2; ++i) {
+    lines >> rank >> finished;
+    EXPECT_GE(ended - finished, int64_t{900'000'000}) << "rank " << rank;
+  }
+  EXPECT_EQ(CheckpointFolders(job).size(), 1u);
+  EXPECT_THAT(job.CommittedSteps(), ElementsAre(20));
+}
+
 TEST(Save, SurvivesShortWrites) {
   for (const char* fault : {"pwrite:short:1+", "write:short:1+"}) {
     CkptJob job;
@@ -148,8 +185,53 @@ TEST(Save, IsDurableEvenWhenWhatFollowsTheCommitFails) {
   }
 }
 
-// Case O16: saves one behind the other, all file operations held up at random. And O18: the trainer
-// changes its memory meanwhile, which the resumed one would find.
+// Where two ranks or two saves could meet: every file operation is held up at random.
+void ExpectInOrder(CkptJob& job) {
+  EXPECT_THAT(job.Said(), Not(HasSubstr("training goes on")));
+  EXPECT_EQ(job.page().strangers, 0u);
+  EXPECT_EQ(job.Tool("verify"), 0) << job.launched().Read("tool.out");
+  EXPECT_EQ(job.CommittedSteps().size(), 2u);
+  EXPECT_EQ(CheckpointFolders(job).size(), 2u);
+  for (const auto& entry : fs::recursive_directory_iterator(job.root()))
+    EXPECT_NE(entry.path().extension(), ".tmp") << entry.path();
+}
+
+uint32_t DrawSeed() {
+  const char* wanted = std::getenv("OUTLAST_TEST_SEED");
+  const uint32_t seed = wanted != nullptr ? static_cast<uint32_t>(std::atoll(wanted))
+                                          : std::random_device()() % 1'000'000;
+  std::printf("OUTLAST_TEST_SEED=%u\n", seed);
+  return seed;
+}
+
+// Case O16: 4 ranks x 200 saves, in four jobs at once, since nearly all of it is waiting. Each rank
+// waits for each save, and then looks for it.
+TEST(Save, HasOneCommitterAndIsSeenByAllRanks) {
+  constexpr size_t kJobs = 4;
+  constexpr int kSaves = kSanitized ? 3 : 50;
+  const uint32_t seed = DrawSeed();
+  std::array<CkptJob, kJobs> jobs;
+  for (uint32_t i = 0; i < kJobs; ++i) {
+    jobs[i].world = 4;
+    jobs[i].trainer["--steps"] = std::to_string(kSaves);
+    jobs[i].trainer["--ckpt-every"] = "1";
+    jobs[i].trainer["--finish-each"] = "1";
+    jobs[i].trainer["--keep"] = "2";
+    jobs[i].trainer["--state-mb"] = "0.05";
+    jobs[i].Start(ShimOrder{.fault = "any:delay20:1+", .seed = seed + i});
+  }
+  for (CkptJob& job : jobs) {
+    ASSERT_EQ(job.Wait(), 0) << job.Said();
+    EXPECT_EQ(StepsTrained(job), size_t{4} * kSaves) << "no rank failed, so none trained twice";
+    EXPECT_EQ(job.page().saves, uint32_t{kSaves});
+    EXPECT_EQ(job.page().commits, uint32_t{kSaves});
+    EXPECT_EQ(job.CommittedSteps().back(), kSaves);
+    ExpectInOrder(job);
+  }
+}
+
+// Case O16, and O18: the trainer does not wait, and changes its memory meanwhile, which the resumed
+// one would find.
 TEST(Save, HasOneCommitterHoweverSlowTheFileSystemIs) {
   CkptJob job;
   job.world = 4;
@@ -157,18 +239,68 @@ TEST(Save, HasOneCommitterHoweverSlowTheFileSystemIs) {
   job.trainer["--step-ms"] = "5";
   job.trainer["--ckpt-every"] = "1";
   job.trainer["--keep"] = "2";
-  ASSERT_EQ(job.Run(ShimOrder{.from_save = 0, .fault = "any:delay:1+"}), 0) << job.Said();
+  ASSERT_EQ(job.Run(ShimOrder{.from_save = 0, .fault = "any:delay1:1+", .seed = DrawSeed()}), 0)
+      << job.Said();
   std::printf("%u saves\n", job.page().saves.load());
   EXPECT_GT(job.page().saves, 2u);
-  EXPECT_THAT(job.Said(), Not(HasSubstr("training goes on")));
-  EXPECT_EQ(job.Tool("verify"), 0) << job.launched().Read("tool.out");
-  EXPECT_EQ(job.CommittedSteps().size(), 2u);
-  EXPECT_EQ(CheckpointFolders(job).size(), 2u);
-  for (const auto& entry : fs::recursive_directory_iterator(job.root()))
-    EXPECT_NE(entry.path().extension(), ".tmp") << entry.path();
+  EXPECT_EQ(job.page().commits, job.page().saves);
+  ExpectInOrder(job);
   job.trainer["--steps"] = "1002";
   ASSERT_EQ(job.Run(), 0) << job.Said();
   EXPECT_EQ(job.RestoredStep(), kSanitized ? 200 : 1000);
+}
+
+// --- A slow disk. Case O18; tests/checkpoint/slow_store_test.cc has the rest
+
+// 5 MB of 4 ranks at 1 MB/s, while the trainers go on and change what they saved; then all are
+// killed, so that the disk alone is left. The trainer checks what it restores.
+TEST(SlowDisk, HoldsTheStateOfTheSaveCall) {
+  CkptJob job;
+  job.world = 4;
+  job.trainer["--steps"] = "1000000";
+  job.trainer["--step-ms"] = "5";
+  job.trainer["--state-mb"] = kSanitized ? "0.5" : "2";
+  job.trainer["--disk-rate"] = "1000000";
+  const int64_t started = MonotonicNanos();
+  job.Start();
+  const auto is_committed = [&] {
+    return fs::exists(job.root()) &&
+           std::ranges::any_of(CheckpointFolders(job), [&](const auto& name) {
+             return fs::exists(job.root() + "/" + name + "/MANIFEST.json");
+           });
+  };
+  while (!is_committed() && is_alive(job.launched().pid())) absl::SleepFor(absl::Milliseconds(5));
+  const absl::Duration least = absl::Seconds(kSanitized ? 1 : 5);
+  EXPECT_GE(MonotonicNanos() - started, absl::ToInt64Nanoseconds(least));
+  kill(job.launched().pid(), SIGKILL);
+  EXPECT_EQ(job.Wait(), 128 + SIGKILL);
+  const std::vector<int64_t> committed = job.CommittedSteps();
+  ASSERT_FALSE(committed.empty()) << job.Said();
+  job.trainer["--steps"] = std::to_string(committed.back() + 5);
+  ASSERT_EQ(job.Run(), 0) << job.Said();
+  EXPECT_EQ(job.RestoredStep(), committed.back());
+}
+
+// The error of a save in the background is said once; what it makes of the exit code is the final
+// state's matter.
+TEST(SlowDisk, FailsInTheBackgroundOnceAndInTheExitCodeWhenTheLastStateIsLost) {
+  const std::string heard = "[0] outlast: a checkpoint could not be saved, training goes on";
+  for (const bool for_good : {false, true}) {
+    CkptJob job;
+    WithFourSaves(job);
+    job.trainer["--state-mb"] = "3";
+    job.trainer["--disk-rate"] = "10000000";
+    job.trainer["--step-ms"] = "20";
+    const std::string fault = for_good ? "fdatasync:EIO:1+" : "fdatasync:EIO:1";
+    EXPECT_EQ(job.Run(ShimOrder{.from_save = 2, .fault = fault}), for_good ? 88 : 0) << job.Said();
+    const std::string said = job.launched().Read("err");
+    EXPECT_NE(said.find(heard), std::string::npos) << said;
+    EXPECT_EQ(said.find(heard), said.rfind(heard)) << said;
+    EXPECT_EQ(StepsTrained(job), 40u);
+    EXPECT_EQ(job.CommittedSteps().front(), 10);
+    EXPECT_EQ(job.CommittedSteps().back(), for_good ? 10 : 40);
+    EXPECT_EQ(job.Tool("verify"), 0) << job.launched().Read("tool.out");
+  }
 }
 
 // --- A full disk

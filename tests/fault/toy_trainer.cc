@@ -1,19 +1,23 @@
 // The toy trainer of the fault tests. Its state is a pure function of (seed, step), so whatever a
 // restore brings is checked without a second copy:
 //   toy_trainer --steps N --step-ms M --ckpt-dir D --ckpt-every K --keep R --state-mb S
-//               [--sharded-mb M] [--seed X] [--log FILE] [--watch-floor SECONDS --watch-poll
-//               SECONDS]
+//               [--sharded-mb M] [--finish-each 1] [--disk-rate BYTES_PER_SECOND] [--seed X]
+//               [--log FILE] [--watch-floor SECONDS --watch-poll SECONDS]
 //               [--stall data|backward|allreduce|read:RANK:STEP[:SECONDS]]
 //
 // With --sharded-mb the state is one of M MiB whatever the world, of which each rank holds a slice
 // of another length, and the digests of a step's ranks have one sum whatever the world.
 //
 // FILE gets a line a step and rank, before the update: "generation step rank digest", and
-// FILE.restores one a restore: "generation step rank source". A stall happens once, in generation
+// FILE.restores one a restore: "generation step rank source"; FILE.finished one when the last state
+// is durable: "rank CLOCK_MONOTONIC-nanoseconds". A stall happens once, in generation
 // 1; when the rank stands there, FILE.stall appears with its pid.
 //
+// With --finish-each each rank waits after each step until its save is complete, and looks for the
+// checkpoint itself.
+//
 // Ends with 0, 1 (the library refused something), 2 (usage), 3 (the restored state is wrong), 4 (a
-// wrong sum).
+// wrong sum), 5 (a complete save is not visible).
 #include <fcntl.h>
 #include <pthread.h>
 #include <sys/stat.h>
@@ -24,6 +28,7 @@
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
+#include <filesystem>
 #include <map>
 #include <optional>
 #include <span>
@@ -38,6 +43,7 @@ namespace {
 
 constexpr int kWrongState = 3;
 constexpr int kWrongSum = 4;
+constexpr int kInvisible = 5;
 
 struct Stall {
   std::string where;
@@ -54,6 +60,8 @@ struct Options {
   int keep = 3;
   double state_mb = 1;
   double sharded_mb = 0;
+  bool finish_each = false;
+  uint64_t disk_rate = 0;
   uint32_t seed = 1;
   std::string log;
   double watch_floor = 0;  // 0: no watchdog
@@ -93,6 +101,8 @@ std::optional<Options> Parse(int argc, char** argv) {
   number("--keep", options.keep);
   number("--state-mb", options.state_mb);
   number("--sharded-mb", options.sharded_mb);
+  number("--finish-each", options.finish_each);
+  number("--disk-rate", options.disk_rate);
   number("--seed", options.seed);
   number("--watch-floor", options.watch_floor);
   number("--watch-poll", options.watch_poll);
@@ -318,6 +328,22 @@ void LogStep(const Options& options, const outlast::Generation& generation, int6
   AppendLine(options.log, line);
 }
 
+// Whoever was told that the save of `step` is complete must find it in the root.
+absl::Status FinishAndLook(const Options& options, outlast::Checkpointer& checkpoints, int rank,
+                           int64_t step, const outlast::StateView& state) {
+  OUTLAST_RETURN_IF_ERROR(checkpoints.Finish(step, state));
+  char prefix[32];
+  std::snprintf(prefix, sizeof prefix, "step-%012lld-", static_cast<long long>(step));
+  for (const auto& entry : std::filesystem::directory_iterator(options.checkpoints)) {
+    if (entry.path().filename().string().starts_with(prefix) &&
+        std::filesystem::exists(entry.path() / "MANIFEST.json"))
+      return absl::OkStatus();
+  }
+  std::fprintf(stderr, "toy_trainer: rank %d: step %lld is complete, and no checkpoint is there\n",
+               rank, static_cast<long long>(step));
+  std::_Exit(kInvisible);
+}
+
 absl::Status Train(const Options& options) {
   OUTLAST_ASSIGN_OR_RETURN(const auto run, outlast::Run::Join());
   OUTLAST_ASSIGN_OR_RETURN(
@@ -325,6 +351,7 @@ absl::Status Train(const Options& options) {
       outlast::Checkpointer::Open(*run, {.uri = options.checkpoints,
                                          .every = outlast::Every::Steps(options.every),
                                          .snapshot_every = outlast::Every::Steps(1),
+                                         .disk_bytes_per_second = options.disk_rate,
                                          .keep_last = options.keep}));
   std::unique_ptr<outlast::Watchdog> watchdog;
   if (options.watch_floor > 0) {
@@ -362,8 +389,16 @@ absl::Status Train(const Options& options) {
       state.SetTo(step + 1);
       scope.Enter(outlast::Phase::kCheckpointSnapshot);
       OUTLAST_RETURN_IF_ERROR(checkpoints->SaveIfDue(step + 1, state.view()));
+      if (options.finish_each) {
+        OUTLAST_RETURN_IF_ERROR(
+            FinishAndLook(options, *checkpoints, generation.rank(), step + 1, state.view()));
+      }
     }
-    return checkpoints->Finish(options.steps, state.view());
+    OUTLAST_RETURN_IF_ERROR(checkpoints->Finish(options.steps, state.view()));
+    if (!options.log.empty())
+      AppendLine(options.log + ".finished", std::to_string(generation.rank()) + " " +
+                                                std::to_string(outlast::MonotonicNanos()) + "\n");
+    return absl::OkStatus();
   });
 }
 

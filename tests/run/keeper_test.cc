@@ -37,6 +37,7 @@ class HandHost final : public WorkerHost {
   void CaptureStacks(const outlast::CaptureStacks&, std::function<void()> done) override { done(); }
   void OnFault(const RecordFault&) override {}
   void OnCommit(const CommitGeneration&) override {}
+  void OnEnter(int, uint64_t) override {}
   void OnFinish(const FinishJob&) override {}
 
   // The worker's end of the slot's present process; waits for incarnations after `than`.

@@ -31,6 +31,7 @@ class NoStacks final : public WorkerHost {
   }
   void OnFault(const RecordFault&) override {}
   void OnCommit(const CommitGeneration&) override {}
+  void OnEnter(int, uint64_t) override {}
   void OnFinish(const FinishJob&) override {}
 
   std::vector<std::vector<int>> asked;

@@ -341,7 +341,7 @@ class Segment {
   // kFailedPrecondition: held already.
   absl::Status HoldDeathNotice();
   // That first word, for futex waits by the agent.
-  const uint32_t* death_notice_word() const;
+  uint32_t* death_notice_word() const;
 
   // In a forked child: replaces all mappings of segments and buffers by private zero pages. Runs by
   // itself after fork(); only a raw clone() or a vfork() child that does not exec at once must call

@@ -37,14 +37,23 @@ class Every {
 };
 
 struct CheckpointerOptions {
-  std::string uri;                       // "file:///ckpt/my-run" or a path: the root
-  Every every = Every::Auto();           // the disk
+  std::string uri;  // "file:///ckpt/my-run" or a path: the root
+  // The disk. One save at a time: what becomes due while one is written waits for it, and of those
+  // that wait the newest is kept.
+  Every every = Every::Auto();
   Every snapshot_every = Every::Auto();  // memory
-  int keep_last = 3;                     // checkpoints on disk that retention spares; at least 1
+  // What saves may write to disk, bytes a second, all ranks of a node together; 0: as fast as it
+  // goes. A save that somebody waits for (Finish, a stop) is not held back.
+  uint64_t disk_bytes_per_second = 0;
+  int keep_last = 3;  // checkpoints on disk that retention spares; at least 1
   // Start from step 0 in a root that holds checkpoints, without restoring (also `outlast run
   // --fresh`).
   enum class Start : uint8_t { kResume, kFresh } start = Start::kResume;
   std::string job;  // the job's name; empty: `outlast run --job`, else the root's id
+  // The state's memory stays the trainer's own between two generations, and nobody reads or changes
+  // it there: when a rank is lost, the others bring theirs back while a new process starts, instead
+  // of after it. Leave it off where the body of ForEachGeneration makes or frees that memory.
+  bool restore_ahead = false;
   int buffers = 0;  // snapshots held per rank, 2 or 3; 0: 3 where they fit in half of the memory
   absl::Duration stall_limit = absl::Seconds(8);  // a snapshot not copied by then is given up
   // Room for a rank's extras in each snapshot, in bytes: keys and values, and 8 for each pair; at

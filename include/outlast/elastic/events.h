@@ -33,6 +33,13 @@ struct WorkerStopped {
   uint64_t incarnation;
   int64_t step;
 };
+// The kernel has begun to take the process apart because of `signal`: it computes nothing more, and
+// its WorkerEnded follows when nothing of it can write any more.
+struct WorkerDying {
+  int slot;
+  uint64_t incarnation;
+  int signal;
+};
 struct WorkerEnded {
   int slot;
   uint64_t incarnation;
@@ -86,10 +93,10 @@ struct TimerFired {
   uint64_t timer;
 };
 
-using JobEvent =
-    std::variant<StartEvent, WorkerJoined, WorkerStaged, WorkerFinished, WorkerStopped, WorkerEnded,
-                 VerdictGiven, StopAsked, StopAnswered, StopPersisted, CheckpointCommitted,
-                 RestoreFailed, RootRefused, RootLost, FinalSaveFailed, TimerFired>;
+using JobEvent = std::variant<StartEvent, WorkerJoined, WorkerStaged, WorkerFinished, WorkerStopped,
+                              WorkerDying, WorkerEnded, VerdictGiven, StopAsked, StopAnswered,
+                              StopPersisted, CheckpointCommitted, RestoreFailed, RootRefused,
+                              RootLost, FinalSaveFailed, TimerFired>;
 
 // What the keeper saw in the black boxes when the event came; the machine never reads memory.
 struct JobView {

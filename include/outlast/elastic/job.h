@@ -72,6 +72,8 @@ class Job {
   bool is_whole() const;
 
  private:
+  static constexpr uint32_t kInBody = 1;  // the phase of a fault whose worker had joined
+
   enum class State : uint8_t {
     kNone,         // no process; due: not spawned before
     kStarting,     // runs, not staged; plain ones stay here. due (while re-forming): replaced
@@ -81,7 +83,7 @@ class Job {
     kStopped,      // sealed the stop's step, and leaves
     kLeaving,      // its body returned OK; it may live on
     kTerminating,  // we sent SIGTERM. due: SIGKILL
-    kKilled,       // we sent SIGKILL. due: given up
+    kKilled,       // we sent SIGKILL, or it is dying by itself. due: given up
     kExited,       // joined, and ended with 0 without a word. due: a fault if others still run
     kDone,         // its work is done, no process
     kAbandoned,    // SIGKILL did not end it
@@ -106,6 +108,7 @@ class Job {
   void On(const WorkerStaged& event);
   void On(const WorkerFinished& event);
   void On(const WorkerStopped& event);
+  void On(const WorkerDying& event);
   void On(const WorkerEnded& event);
   void On(const VerdictGiven& event);
   void On(const StopAsked& event);

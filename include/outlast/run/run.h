@@ -25,6 +25,8 @@ class KeeperExtension;
 class Link;
 class RunState;
 class Segment;
+struct Message;
+enum class MessageKind : uint16_t;
 
 struct RunOptions {
   // Where rank, world and the agent's socket come from; unset: the process's environment
@@ -73,6 +75,9 @@ class Run {
   // In a world of one without agent: makes an extension on the in-process keeper's thread, which
   // keeps it until the run ends. False, and nothing done, where an agent has the extensions.
   bool AttachToLocalKeeper(const std::function<std::unique_ptr<KeeperExtension>(Keeper&)>& make);
+  // Has `work` done, on the thread in ForEachGeneration, with each message of `kind` that comes
+  // while that waits for a generation; null ends it. Call it from that thread.
+  void WhileStaged(MessageKind kind, std::function<void(const Message&)> work);
   // The generation whose body runs, 0 outside. And whether it was aborted.
   uint64_t generation() const;
   bool is_aborted() const;
