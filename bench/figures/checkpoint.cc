@@ -4,6 +4,7 @@
 #include <sys/resource.h>
 #include <unistd.h>
 
+#include <cstdlib>
 #include <cstring>
 #include <filesystem>
 #include <fstream>
@@ -11,6 +12,7 @@
 #include <nlohmann/json.hpp>
 
 #include "checkpoint/persist.h"
+#include "checkpoint/reader.h"
 #include "checkpoint/root.h"
 #include "checkpoint/seal_table.h"
 #include "checkpoint/snapshotter.h"
@@ -35,11 +37,12 @@ void FillWithNoise(std::span<std::byte> bytes) {
   }
 }
 
-// A world of one rank with one tensor, its snapshot buffers and what fills them.
+// A world of one rank with some equal tensors, its snapshot buffers and what fills them.
 class Rank {
  public:
-  static absl::StatusOr<std::unique_ptr<Rank>> Make(size_t bytes) {
+  static absl::StatusOr<std::unique_ptr<Rank>> Make(size_t bytes, size_t tensors = 1) {
     auto rank = std::make_unique<Rank>();
+    for (size_t i = 0; i < tensors; ++i) rank->names_.push_back(fmt::format("layers.{}.weight", i));
     OUTLAST_ASSIGN_OR_RETURN(rank->memory_, Mapping::Anonymous(bytes));
     FillWithNoise(rank->memory_.bytes());
     OUTLAST_RETURN_IF_ERROR(rank->MakeBuffers());
@@ -47,9 +50,12 @@ class Rank {
   }
 
   StateView State() const {
-    const Shape shape{static_cast<int64_t>(memory_.size() / sizeof(float))};
+    const size_t each = memory_.size() / names_.size();
+    const Shape shape{static_cast<int64_t>(each / sizeof(float))};
     StateView state;
-    state.regions.push_back({"weights", DType::kF32, shape, {}, shape, memory_.bytes()});
+    for (size_t i = 0; i < names_.size(); ++i)
+      state.regions.push_back(
+          {names_[i], DType::kF32, shape, {}, shape, memory_.bytes().subspan(i * each, each)});
     return state;
   }
   // Copies and seals the state as snapshot `step`, and returns the time.
@@ -64,7 +70,7 @@ class Rank {
   }
   std::span<const std::byte> bytes() const { return memory_.bytes(); }
 
-  absl::StatusOr<PersistResult> Save(Root& root, int64_t step) const {
+  absl::StatusOr<PersistResult> Save(Root& root, int64_t step) {
     PersistRequest request;
     for (const Buffer& buffer : buffers_) {
       const auto sealed = buffer.ReadSealed(run_, BootId(), assignment_.layout_hash);
@@ -78,7 +84,10 @@ class Rank {
     request.plan = std::string(64, '0');
     request.committer = "bench";
     request.retention.keep_last = 1;
-    return Persist(root, request);
+    request.parent = parent_;
+    OUTLAST_ASSIGN_OR_RETURN(PersistResult result, Persist(root, request));
+    parent_ = result.checkpoint;
+    return result;
   }
   const Id128& run() const { return run_; }
 
@@ -112,10 +121,12 @@ class Rank {
   }
 
   const Id128 run_ = Id128::Random();
+  std::vector<std::string> names_;
   Mapping memory_;
   Assignment assignment_;
   std::unique_ptr<SealTable> table_;
   std::vector<Buffer> buffers_;  // as the agent has them
+  std::optional<std::string> parent_;
   std::unique_ptr<Snapshotter> snapshotter_;
 };
 
@@ -219,9 +230,80 @@ absl::Status MeasurePersist(const Settings& settings, Report& report) {
   return absl::OkStatus();
 }
 
+// The plan of a large job, as each of its ranks makes it: 1,000 ranks, of which 8 share a tensor
+// and 125 hold the same slice, by 20,000 tensors; every other one is held by all.
+absl::Status MeasurePlan(const Settings& settings, Report& report) {
+  TensorTable table{1000, {}};
+  for (int64_t i = 0; i < 20'000; ++i) {
+    const Shape global{8 * (i % 100 + 1), 64};
+    TensorRow row{fmt::format("layers.{}.weight", i), DType::kBF16, global, {}};
+    for (uint32_t slice = 0; slice < 8 && i % 2 == 0; ++slice) {
+      const Box box{{global[0] / 8 * slice, 0}, {global[0] / 8, 64}};
+      row.boxes.push_back({slice, box, 125, 8});
+    }
+    table.rows.push_back(std::move(row));
+  }
+  Figure figure{.name = "checkpoint.plan", .unit = "s", .goal = 2};
+  for (int i = 0; i < (settings.smoke ? 1 : 5); ++i) {
+    const int64_t started = MonotonicNanos();
+    OUTLAST_ASSIGN_OR_RETURN(const Plan plan, MakePlan(table));
+    OUTLAST_RETURN_IF_ERROR(AssignmentOf(plan, 123).status());
+    figure.samples.push_back(static_cast<double>(MonotonicNanos() - started) / 1e9);
+  }
+  report.Add(figure);
+  return absl::OkStatus();
+}
+
+// Seconds of a snapshot, of saving it, and of reading the checkpoint into the state.
+absl::StatusOr<double> TakeAround(Rank& rank, Root& root, int64_t step) {
+  const auto seconds_since = [](int64_t started) {
+    return static_cast<double>(MonotonicNanos() - started) / 1e9;
+  };
+  OUTLAST_ASSIGN_OR_RETURN(const double sealed, rank.Seal(step));
+  int64_t started = MonotonicNanos();
+  OUTLAST_ASSIGN_OR_RETURN(const PersistResult saved, rank.Save(root, step));
+  const double persisted = seconds_since(started);
+  started = MonotonicNanos();
+  OUTLAST_ASSIGN_OR_RETURN(const auto reader,
+                           CheckpointReader::Open(root.PathOf(saved.checkpoint)));
+  OUTLAST_RETURN_IF_ERROR(reader->ReadState(rank.State()).status());
+  const double restored = seconds_since(started);
+  if (std::getenv("OUTLAST_BENCH_PARTS") != nullptr)
+    fmt::print(stderr, "  seal {:.4f} persist {:.4f} restore {:.4f}\n", sealed, persisted,
+               restored);
+  return sealed + persisted + restored;
+}
+
+absl::Status MeasureTiny(const Settings& settings, Report& report) {
+  const size_t tensors = settings.smoke ? 500 : 50'000;
+  OUTLAST_ASSIGN_OR_RETURN(const auto many, Rank::Make(tensors * 1024, tensors));
+  OUTLAST_ASSIGN_OR_RETURN(const auto one, Rank::Make(tensors * 1024));
+  RootOptions options;
+  options.run = many->run();
+  OUTLAST_ASSIGN_OR_RETURN(const auto many_root, Root::Open(settings.folder + "/many", options));
+  OUTLAST_RETURN_IF_ERROR(many_root->TakeClaim());
+  options.run = one->run();
+  OUTLAST_ASSIGN_OR_RETURN(const auto one_root, Root::Open(settings.folder + "/one", options));
+  OUTLAST_RETURN_IF_ERROR(one_root->TakeClaim());
+  Figure figure{.name = "checkpoint.tiny", .unit = "x", .goal = 3};
+  for (int64_t i = 1; i <= (settings.smoke ? 1 : 9); ++i) {
+    OUTLAST_ASSIGN_OR_RETURN(const double one_s, TakeAround(*one, *one_root, i));
+    OUTLAST_ASSIGN_OR_RETURN(const double many_s, TakeAround(*many, *many_root, i));
+    if (i <= 2 && !settings.smoke) continue;  // each buffer's first fill maps its pages
+    figure.samples.push_back(many_s / one_s);
+  }
+  figure.limit = Reference{"one tensor of the same bytes", 1};
+  report.Add(figure);
+  return absl::OkStatus();
+}
+
 }  // namespace
 
 void MeasureCheckpoint(const Settings& settings, Report& report) {
+  if (const absl::Status done = MeasurePlan(settings, report); !done.ok())
+    report.Fail("checkpoint.plan", done.ToString());
+  if (const absl::Status done = MeasureTiny(settings, report); !done.ok())
+    report.Fail("checkpoint.tiny", done.ToString());
   if (const absl::Status done = MeasureSnapshot(settings, report); !done.ok())
     report.Fail("snapshot.copy", done.ToString());
   if (const absl::Status done = MeasurePersist(settings, report); !done.ok())

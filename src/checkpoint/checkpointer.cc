@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 #include <functional>
+#include <map>
 #include <memory>
 #include <optional>
 #include <utility>
@@ -46,9 +47,24 @@ absl::Status CheckOptions(const CheckpointerOptions& options) {
     return refuse("keep_every", options.keep_every, "0 (none) or a number of steps");
   if (options.buffers != 0 && options.buffers != 2 && options.buffers != 3)
     return refuse("buffers", options.buffers, "0 (auto), 2 or 3");
+  if (options.extras_bytes < 0 || options.extras_bytes > static_cast<int64_t>(kMaxExtrasBytes))
+    return refuse("extras_bytes", options.extras_bytes, "0 to 16 MiB");
   if (options.stall_limit <= absl::ZeroDuration())
     return refuse("stall_limit", absl::FormatDuration(options.stall_limit), "a positive time");
   return absl::OkStatus();
+}
+
+// The job's tensors and aliases, without boxes.
+std::vector<TensorRow> RowsByName(const TensorTable& table, std::span<const RankTable> ranks) {
+  std::map<std::string_view, const TensorRow*> rows;
+  for (const TensorRow& row : table.rows) rows.emplace(row.name, &row);
+  for (const RankTable& rank : ranks) {
+    for (const auto& [name, of] : rank.aliases) rows.emplace(name, rows.at(of));
+  }
+  std::vector<TensorRow> named;
+  for (const auto& [name, row] : rows)
+    named.push_back({std::string(name), row->dtype, row->global, {}});
+  return named;
 }
 
 uint64_t StateBytes(const StateView& state) {
@@ -102,13 +118,15 @@ class Checkpointer::Impl {
   }
 
   absl::Status Open();
-  absl::StatusOr<int64_t> Restore(const StateView& state);
+  absl::StatusOr<int64_t> Restore(const StateView& state, const RestoreOptions& options);
   absl::Status BeforeUpdate();
   absl::Status SaveIfDue(int64_t step, const StateView& state);
   absl::Status Release();
   absl::Status Finish(int64_t step, const StateView& state);
   CheckpointStats stats() const;
   const Extras& extras() const { return extras_; }
+  const std::vector<Extras>& saved_extras() const { return saved_extras_; }
+  const MatchReport& report() const { return report_; }
 
  private:
   // The snapshot that the trainer's stable regions still hold, if any: nothing was updated since.
@@ -120,9 +138,11 @@ class Checkpointer::Impl {
 
   absl::Status EnsureBuffers(const StateView& state);
   absl::Status MakeSnapshotter(const Message& answer, const StateView& state);
-  absl::Status RestoreFrom(const RestoreChoice& choice, const StateView& state);
+  absl::Status RestoreFrom(const RestoreChoice& choice, const StateView& state,
+                           const RestoreOptions& options);
+  absl::Status RestoreFromDisk(const RestoreChoice& choice, const StateView& state,
+                               const RestoreOptions& options);
   void RestoreAhead(const Message& message);
-  absl::Status RestoreFromDisk(const RestoreChoice& choice, const StateView& state);
   // kMust: waits for a free buffer, and copies at once.
   enum class Urgency : uint8_t { kMaySkip, kMust };
   absl::Status Snapshot(int64_t step, const StateView& state, Snapshotter::Want want,
@@ -140,8 +160,12 @@ class Checkpointer::Impl {
   Id128 job_;
   std::unique_ptr<SealTable> table_;
   std::vector<TensorRow> own_rows_;  // what the buffers were made for, by region
+  std::vector<Shape> own_strides_;
+  std::vector<TensorRow> job_rows_;  // of all ranks, aliases too; without boxes
   std::unique_ptr<Snapshotter> snapshotter_;
   Extras extras_;
+  std::vector<Extras> saved_extras_;
+  MatchReport report_;
   int64_t state_step_ = 0;  // of the trainer's state, as it was restored or saved last
   absl::Status CheckStep(int64_t step, std::string_view call) const;
   std::optional<Live> live_;
@@ -191,7 +215,8 @@ bool Checkpointer::Impl::HasTableOf(const StateView& state) const {
     const TensorRow& row = own_rows_[i];
     const Box& box = row.boxes.front().box;
     if (region.name != row.name || region.dtype != row.dtype || region.global != row.global ||
-        region.extent != box.extent || OffsetOf(region) != box.offset) {
+        region.extent != box.extent || OffsetOf(region) != box.offset ||
+        region.strides != own_strides_[i]) {
       return false;
     }
   }
@@ -202,8 +227,8 @@ absl::Status Checkpointer::Impl::EnsureBuffers(const StateView& state) {
   if (snapshotter_ != nullptr) {
     if (HasTableOf(state)) return absl::OkStatus();
     return Error(absl::StatusCode::kInvalidArgument,
-                 "state of rank {}: names, dtypes or shapes differ from those that its snapshot "
-                 "buffers were made for",
+                 "state of rank {}: names, dtypes, shapes or strides differ from those that its "
+                 "snapshot buffers were made for",
                  run_.rank());
   }
   OUTLAST_RETURN_IF_ERROR(state.Validate());
@@ -229,11 +254,13 @@ absl::Status Checkpointer::Impl::EnsureBuffers(const StateView& state) {
     OUTLAST_RETURN_IF_ERROR(MakeSnapshotter(answer, state));
   }
   own_rows_.clear();
+  own_strides_.clear();
   for (const Region& region : state.regions) {
     own_rows_.push_back({std::string(region.name),
                          region.dtype,
                          region.global,
                          {{0, {OffsetOf(region), region.extent}}}});
+    own_strides_.push_back(region.strides);
   }
   return absl::OkStatus();
 }
@@ -246,9 +273,11 @@ absl::Status Checkpointer::Impl::MakeSnapshotter(const Message& answer, const St
     return Error(absl::StatusCode::kInternal, "answer with buffers: malformed");
   OUTLAST_ASSIGN_OR_RETURN(const Mapping all,
                            Mapping::SharedReadOnly(answer.fds[0].get(), tables_bytes));
-  OUTLAST_ASSIGN_OR_RETURN(const auto tables,
+  OUTLAST_ASSIGN_OR_RETURN(auto tables,
                            DecodeTables({reinterpret_cast<const char*>(all.data()), all.size()}));
+  SettleAliases(tables);
   OUTLAST_ASSIGN_OR_RETURN(TensorTable table, MergeTables(tables));
+  job_rows_ = RowsByName(table, tables);
   OUTLAST_ASSIGN_OR_RETURN(const Plan plan, MakePlan(std::move(table)));
   OUTLAST_ASSIGN_OR_RETURN(Assignment assignment,
                            AssignmentOf(plan, static_cast<uint32_t>(run_.rank())));
@@ -287,7 +316,8 @@ absl::Status Checkpointer::Impl::MakeSnapshotter(const Message& answer, const St
 
 // --- Restore ---
 
-absl::StatusOr<int64_t> Checkpointer::Impl::Restore(const StateView& state) {
+absl::StatusOr<int64_t> Checkpointer::Impl::Restore(const StateView& state,
+                                                    const RestoreOptions& options) {
   SectionScope section = run_.Section("restore", {.phase = Phase::kRestore});
   if (snapshotter_ != nullptr) snapshotter_->GiveUp();  // nothing of an aborted step is sealed
   OUTLAST_RETURN_IF_ERROR(EnsureBuffers(state));
@@ -298,7 +328,7 @@ absl::StatusOr<int64_t> Checkpointer::Impl::Restore(const StateView& state) {
         run_.link().Call(MessageKind::kChoose, run_.generation(),
                          PayloadWriter().Int(attempt).bytes(), kChooseTimeout));
     OUTLAST_ASSIGN_OR_RETURN(const RestoreChoice choice, RestoreChoice::Decode(chosen.payload));
-    const absl::Status status = RestoreFrom(choice, state);
+    const absl::Status status = RestoreFrom(choice, state, options);
     const bool mismatch = status.code() == absl::StatusCode::kInvalidArgument;
     const std::string vote = PayloadWriter()
                                  .Int(attempt)
@@ -319,8 +349,11 @@ absl::StatusOr<int64_t> Checkpointer::Impl::Restore(const StateView& state) {
   }
 }
 
-absl::Status Checkpointer::Impl::RestoreFrom(const RestoreChoice& choice, const StateView& state) {
+absl::Status Checkpointer::Impl::RestoreFrom(const RestoreChoice& choice, const StateView& state,
+                                             const RestoreOptions& options) {
   std::string source;
+  saved_extras_.clear();
+  report_ = {};
   if (choice.source == RestoreSource::kMemory) {
     const Live wanted{choice.generation, choice.step};
     const bool is_live = live_ == wanted;
@@ -338,7 +371,7 @@ absl::Status Checkpointer::Impl::RestoreFrom(const RestoreChoice& choice, const 
     live_ = ahead_ = std::nullopt;
     extras_.clear();
     if (choice.source == RestoreSource::kDisk) {
-      OUTLAST_RETURN_IF_ERROR(RestoreFromDisk(choice, state));
+      OUTLAST_RETURN_IF_ERROR(RestoreFromDisk(choice, state, options));
       source = "disk";
     }
   }
@@ -381,12 +414,30 @@ bool Checkpointer::Impl::HasMemoryOf(const StateView& state) const {
 }
 
 absl::Status Checkpointer::Impl::RestoreFromDisk(const RestoreChoice& choice,
-                                                 const StateView& state) {
-  OUTLAST_ASSIGN_OR_RETURN(const auto reader, CheckpointReader::Open(choice.folder));
-  OUTLAST_RETURN_IF_ERROR(reader->ReadState(state).status());
+                                                 const StateView& state,
+                                                 const RestoreOptions& options) {
+  const auto opened = CheckpointReader::Open(choice.folder);
+  // Whatever is wrong with it is damage to this job: another source may be whole.
+  if (absl::IsInvalidArgument(opened.status()))
+    return MakeStatus(absl::StatusCode::kDataLoss, MessageOf(opened.status()));
+  OUTLAST_RETURN_IF_ERROR(opened.status());
+  const std::unique_ptr<CheckpointReader>& reader = *opened;
+  // Every rank compares what all of them expect: so all come to the same end, before any byte of
+  // any state is changed.
+  std::vector<WantedTensor> wanted;
+  wanted.reserve(job_rows_.size());
+  for (const TensorRow& row : job_rows_) wanted.push_back({row.name, row.dtype, row.global});
+  MatchReport report = reader->Match(wanted, options.widening);
+  if (options.strictness == Strictness::kStrict)
+    OUTLAST_RETURN_IF_ERROR(report.ToStatus(reader->manifest().checkpoint));
+  OUTLAST_RETURN_IF_ERROR(
+      reader->ReadState(state, Strictness::kMatching, IoMode::kDirect, options.widening).status());
+  report_ = std::move(report);
   const auto rank = static_cast<uint32_t>(run_.rank());
-  const uint32_t source = rank < reader->manifest().world ? rank : 0;
-  OUTLAST_ASSIGN_OR_RETURN(extras_, reader->ExtrasOf(source));
+  const uint32_t world = reader->manifest().world;
+  OUTLAST_ASSIGN_OR_RETURN(extras_, reader->ExtrasOf(rank < world ? rank : 0));
+  if (world == static_cast<uint32_t>(run_.world())) return absl::OkStatus();
+  for (const Receipt& receipt : reader->receipts()) saved_extras_.push_back(receipt.extra);
   return absl::OkStatus();
 }
 
@@ -578,9 +629,12 @@ absl::StatusOr<std::unique_ptr<Checkpointer>> Checkpointer::Open(Run& run,
   return std::unique_ptr<Checkpointer>(new Checkpointer(std::move(impl)));
 }
 
-absl::StatusOr<int64_t> Checkpointer::Restore(const StateView& state) {
-  return impl_->Restore(state);
+absl::StatusOr<int64_t> Checkpointer::Restore(const StateView& state,
+                                              const RestoreOptions& options) {
+  return impl_->Restore(state, options);
 }
+const MatchReport& Checkpointer::restored_report() const { return impl_->report(); }
+const std::vector<Extras>& Checkpointer::saved_extras() const { return impl_->saved_extras(); }
 const Extras& Checkpointer::restored_extras() const { return impl_->extras(); }
 absl::Status Checkpointer::BeforeUpdate() { return impl_->BeforeUpdate(); }
 absl::Status Checkpointer::SaveIfDue(int64_t step, const StateView& state) {

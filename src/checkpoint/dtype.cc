@@ -1,6 +1,7 @@
 #include "outlast/checkpoint/dtype.h"
 
 #include <algorithm>
+#include <array>
 
 #include "base/error.h"
 
@@ -35,13 +36,19 @@ std::optional<DType> DTypeFromName(std::string_view name) {
 
 Shape::Shape(std::span<const int64_t> dimensions)
     : rank_(static_cast<int>(std::min<size_t>(dimensions.size(), 1000))) {
-  std::copy_n(dimensions.begin(), std::min<size_t>(dimensions.size(), kMaxDimensions),
-              dimensions_.begin());
+  if (is_long()) room_.longer = new int64_t[kMaxDimensions]{};
+  if (is_valid()) std::ranges::copy(dimensions, is_long() ? room_.longer : room_.inside);
+}
+
+void Shape::CopyLong(const Shape& other) {
+  room_.longer = new int64_t[kMaxDimensions];
+  std::copy_n(other.room_.longer, kMaxDimensions, room_.longer);
 }
 
 Shape Shape::Zeros(int rank) {
   Shape shape;
   shape.rank_ = rank;
+  if (shape.is_long()) shape.room_.longer = new int64_t[kMaxDimensions]{};
   return shape;
 }
 

@@ -107,6 +107,20 @@ int NestingOf(std::string_view json) {
   return deepest;
 }
 
+int OpenAt(std::string_view json) {
+  int depth = 0;
+  for (size_t at = 0; at < json.size();) {
+    const char c = json[at];
+    if (c == '"') {
+      at = AfterString(json, at);
+      continue;
+    }
+    depth += c == '{' || c == '[' ? 1 : c == '}' || c == ']' ? -1 : 0;
+    ++at;
+  }
+  return depth;
+}
+
 bool HasHiddenBytes(std::string_view json) {
   return json.substr(0, 3) == "\xef\xbb\xbf" || json.find('\0') != std::string_view::npos;
 }

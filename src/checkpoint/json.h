@@ -18,6 +18,8 @@ std::string Quoted(std::string_view text);
 // Deepest nesting of objects and arrays; brackets in strings do not count. For text of unknown
 // quality, before it is parsed.
 int NestingOf(std::string_view json);
+// Objects and arrays that are still open at the end of `json`, a beginning of a text.
+int OpenAt(std::string_view json);
 
 // True for bytes that nlohmann's parser passes over but JSON forbids: a byte order mark, or a NUL
 // (which ends its input).

@@ -2,7 +2,9 @@
 
 #include <algorithm>
 #include <cstring>
+#include <limits>
 #include <map>
+#include <numeric>
 #include <set>
 #include <tuple>
 #include <utility>
@@ -71,6 +73,8 @@ std::string RowText(const TensorRow& row) {
   Put(text, row.boxes.size());
   for (const HeldBox& held : row.boxes) {
     Put(text, held.rank);
+    Put(text, held.count);
+    Put(text, held.step);
     Put(text, held.box);
   }
   return text;
@@ -89,7 +93,8 @@ absl::Status CheckBox(const TensorRow& row, const HeldBox& held, uint32_t world)
     return Refuse("tensor '{}' of {}: rank {} holds {}: {}", row.name.substr(0, 200),
                   row.global.text(), held.rank, BoxText(held.box), why);
   };
-  if (held.rank >= world) return refuse(fmt::format("the world is {}", world));
+  if (held.count == 0 || held.step == 0 || held.last_rank() >= world)
+    return refuse(fmt::format("the world is {}", world));
   if (held.box.offset.rank() != row.global.rank() || held.box.extent.rank() != row.global.rank()) {
     return refuse("another number of dimensions");
   }
@@ -147,14 +152,15 @@ absl::StatusOr<std::vector<Group>> GroupsOf(const TensorRow& row) {
                    [](auto* a, auto* b) { return BoxBefore(a->box, b->box); });
   std::vector<HeldBox> distinct;
   for (const HeldBox* held : sorted) {
-    if (!groups.empty() && groups.back().box == held->box) {
-      groups.back().ranks.push_back(held->rank);
-      continue;
+    if (groups.empty() || groups.back().box != held->box) {
+      OUTLAST_ASSIGN_OR_RETURN(const uint64_t bytes, BytesOf(row.dtype, held->box.extent));
+      groups.push_back({held->box, {}, bytes});
+      distinct.push_back(*held);
     }
-    OUTLAST_ASSIGN_OR_RETURN(const uint64_t bytes, BytesOf(row.dtype, held->box.extent));
-    groups.push_back({held->box, {held->rank}, bytes});
-    distinct.push_back(*held);
+    for (uint32_t i = 0; i < held->count; ++i)
+      groups.back().ranks.push_back(held->rank + i * held->step);
   }
+  for (Group& group : groups) std::ranges::sort(group.ranks);
   OUTLAST_RETURN_IF_ERROR(CheckDisjoint(row.name, row.global, distinct));
   uint64_t covered = 0;
   for (const Group& group : groups) covered += group.bytes;
@@ -304,14 +310,36 @@ Sha256Digest DigestOf(const Plan& plan) {
 
 // --- One rank's part ---
 
-// Does `rank` hold `box` of `row`?
-bool Holds(const TensorRow& row, uint32_t rank, const Box& box) {
-  if (row.boxes.empty()) return true;
-  auto held = std::ranges::lower_bound(row.boxes, rank, {}, &HeldBox::rank);
-  for (; held != row.boxes.end() && held->rank == rank; ++held) {
-    if (held->box == box) return true;
+// The boxes of `row` that `rank` holds.
+std::vector<const Box*> BoxesOf(const TensorRow& row, uint32_t rank) {
+  std::vector<const Box*> boxes;
+  for (const HeldBox& held : row.boxes) {
+    if (held.rank > rank) break;  // by rank
+    if (held.is_held_by(rank)) boxes.push_back(&held.box);
   }
-  return false;
+  return boxes;
+}
+
+// Writes equal boxes of evenly spaced ranks as one. `boxes` are by rank, one rank each.
+void Fold(std::vector<HeldBox>& boxes) {
+  std::vector<size_t> order(boxes.size());
+  std::iota(order.begin(), order.end(), size_t{0});
+  std::ranges::stable_sort(
+      order, [&](size_t a, size_t b) { return BoxBefore(boxes[a].box, boxes[b].box); });
+  std::vector<HeldBox> folded;
+  for (const size_t i : order) {
+    const HeldBox& held = boxes[i];
+    HeldBox* last = folded.empty() || folded.back().box != held.box ? nullptr : &folded.back();
+    if (last != nullptr && last->count == 1 && held.rank > last->rank) {
+      last->step = held.rank - last->rank;
+      last->count = 2;
+    } else if (last != nullptr && held.rank == last->last_rank() + last->step) {
+      ++last->count;
+    } else {
+      folded.push_back(held);
+    }
+  }
+  boxes = std::move(folded);
 }
 
 uint64_t HashLayout(const Assignment& assignment) {
@@ -368,17 +396,18 @@ absl::StatusOr<RankTable> TableOfRank(const StateView& state, uint32_t rank) {
   std::vector<const Region*> regions;
   for (const Region& region : state.regions) regions.push_back(&region);
   std::ranges::sort(regions, {}, &Region::name);
-  std::map<const std::byte*, const Region*> by_memory;
+  std::multimap<const std::byte*, const Region*> by_memory;
   RankTable table;
   for (const Region* region : regions) {
     if (!region->bytes.empty()) {
-      const auto [found, is_new] = by_memory.emplace(region->bytes.data(), region);
-      const Region& first = *found->second;
-      if (!is_new && first.dtype == region->dtype && first.global == region->global &&
-          first.extent == region->extent && OffsetOf(first) == OffsetOf(*region)) {
-        table.aliases.emplace_back(region->name, first.name);
+      const auto [begin, end] = by_memory.equal_range(region->bytes.data());
+      const auto first = std::find_if(
+          begin, end, [&](const auto& other) { return IsSameView(*other.second, *region); });
+      if (first != end) {
+        table.aliases.emplace_back(region->name, first->second->name);
         continue;
       }
+      by_memory.emplace(region->bytes.data(), region);
     }
     table.rows.push_back({std::string(region->name),
                           region->dtype,
@@ -386,6 +415,31 @@ absl::StatusOr<RankTable> TableOfRank(const StateView& state, uint32_t rank) {
                           {{rank, {OffsetOf(*region), region->extent}}}});
   }
   return table;
+}
+
+void SettleAliases(std::vector<RankTable>& ranks) {
+  std::map<std::string_view, std::string_view> stored_as;  // by name, what all agree on so far
+  std::set<std::string> unsettled;
+  const auto note = [&](std::string_view name, std::string_view of) {
+    const auto [found, is_new] = stored_as.emplace(name, of);
+    if (!is_new && found->second != of) unsettled.emplace(name);
+  };
+  for (const RankTable& rank : ranks) {
+    for (const TensorRow& row : rank.rows) note(row.name, row.name);
+    for (const auto& [name, of] : rank.aliases) note(name, of);
+  }
+  if (unsettled.empty()) return;
+  for (RankTable& rank : ranks) {
+    std::vector<TensorRow> again;
+    for (const auto& [name, of] : rank.aliases) {
+      if (!unsettled.contains(name)) continue;
+      const auto row = std::ranges::find(rank.rows, of, &TensorRow::name);
+      again.push_back(*row);
+      again.back().name = name;
+    }
+    std::erase_if(rank.aliases, [&](const auto& alias) { return unsettled.contains(alias.first); });
+    std::ranges::move(again, std::back_inserter(rank.rows));
+  }
 }
 
 absl::StatusOr<TensorTable> MergeTables(std::span<const RankTable> ranks) {
@@ -407,7 +461,11 @@ absl::StatusOr<TensorTable> MergeTables(std::span<const RankTable> ranks) {
   for (TensorRow& row : table.rows) {
     const bool whole = std::ranges::all_of(
         row.boxes, [&](const HeldBox& held) { return IsWhole(held.box, row.global); });
-    if (whole && row.boxes.size() == ranks.size()) row.boxes.clear();
+    if (whole && row.boxes.size() == ranks.size()) {
+      row.boxes.clear();
+    } else {
+      Fold(row.boxes);
+    }
   }
   return table;
 }
@@ -451,9 +509,16 @@ absl::StatusOr<Assignment> AssignmentOf(const Plan& plan, uint32_t rank) {
   if (rank >= plan.table.world) return Refuse("rank {} of a world of {}", rank, plan.table.world);
   Assignment assignment;
   assignment.rank = rank;
+  std::vector<const Box*> boxes;  // of this rank, in the row that the pieces have come to
+  uint32_t boxes_of = std::numeric_limits<uint32_t>::max();
   for (const PlannedPiece& piece : plan.pieces) {
     const TensorRow& row = plan.table.rows[piece.row];
-    if (piece.writer != rank && !Holds(row, rank, piece.held)) continue;
+    if (boxes_of != piece.row) boxes = BoxesOf(row, rank);
+    boxes_of = piece.row;
+    const bool is_held = row.boxes.empty() || std::ranges::any_of(boxes, [&](const Box* box) {
+                           return *box == piece.held;
+                         });
+    if (piece.writer != rank && !is_held) continue;
     PlannedItem item;
     item.box = {row.name, row.name, row.dtype, row.global, piece.box.offset, piece.box.extent};
     item.held = piece.held;
@@ -547,29 +612,35 @@ absl::Status CheckDisjoint(std::string_view tensor, const Shape& global,
   return absl::OkStatus();
 }
 
-BoxWalker::BoxWalker(DType dtype, const Box& from, const Box& to) {
-  const Box common = Intersect(from, to);
+BoxWalker::BoxWalker(DType dtype, const Box& from, const Box& to, const Shape& to_strides,
+                     const Box* within) {
+  Box common = Intersect(from, to);
+  if (within != nullptr) common = Intersect(common, *within);
   const int rank = common.extent.rank();
   done_ = !HasElements(common.extent);
   if (done_) return;
+  const int64_t element = BitsOf(dtype);
   from_stride_ = to_stride_ = Shape::Zeros(rank);
-  int64_t from_bits = BitsOf(dtype), to_bits = BitsOf(dtype);
+  int64_t from_bits = element, to_bits = element;
   for (int i = rank - 1; i >= 0; --i) {
     from_stride_.set(i, from_bits);
-    to_stride_.set(i, to_bits);
-    from_bits_ += static_cast<uint64_t>((common.offset[i] - from.offset[i]) * from_bits);
-    to_bits_ += static_cast<uint64_t>((common.offset[i] - to.offset[i]) * to_bits);
+    to_stride_.set(i, to_strides.rank() == 0 ? to_bits : to_strides[i] * element);
+    from_bits_ += static_cast<uint64_t>((common.offset[i] - from.offset[i]) * from_stride_[i]);
+    to_bits_ += static_cast<uint64_t>((common.offset[i] - to.offset[i]) * to_stride_[i]);
     from_bits *= from.extent[i];
     to_bits *= to.extent[i];
   }
-  // A dimension joins the run while all inside it is whole in both boxes.
-  run_bits_ = static_cast<uint64_t>(BitsOf(dtype));
+  // A dimension joins the run while its slices follow each other in both boxes.
+  run_bits_ = static_cast<uint64_t>(element);
   dimensions_ = rank;
-  bool whole = true;
-  while (dimensions_ > 0 && whole) {
-    const int i = --dimensions_;
+  while (dimensions_ > 0) {
+    const int i = dimensions_ - 1;
+    const bool joins =
+        common.extent[i] == 1 || (static_cast<uint64_t>(from_stride_[i]) == run_bits_ &&
+                                  static_cast<uint64_t>(to_stride_[i]) == run_bits_);
+    if (!joins) break;
     run_bits_ *= static_cast<uint64_t>(common.extent[i]);
-    whole = common.extent[i] == from.extent[i] && common.extent[i] == to.extent[i];
+    --dimensions_;
   }
   count_ = common.extent;
   index_ = Shape::Zeros(rank);

@@ -24,9 +24,17 @@ struct Box {
   friend bool operator==(const Box&, const Box&) = default;
 };
 
+// A box, and the ranks that hold it: `count` of them from `rank` on, each `step` after the former.
+// So one axis of a mesh is one entry.
 struct HeldBox {
   uint32_t rank = 0;
   Box box;
+  uint32_t count = 1, step = 1;
+
+  uint64_t last_rank() const { return rank + uint64_t{count - 1} * step; }
+  bool is_held_by(uint32_t who) const {
+    return who >= rank && (who - rank) % step == 0 && (who - rank) / step < count;
+  }
 };
 
 // One tensor of the job. No boxes: every rank holds the whole tensor. Ranks that hold the same box
@@ -53,8 +61,13 @@ struct RankTable {
 // kInvalidArgument: the state is not valid.
 absl::StatusOr<RankTable> TableOfRank(const StateView& state, uint32_t rank);
 
-// The job's table from those of its ranks, by rank. Tensors that all ranks hold whole become rows
-// without boxes. kInvalidArgument: one name with two dtypes or shapes, naming both ranks.
+// Makes the ranks' aliases agree: one that another rank holds as a tensor of its own, or as an
+// alias of another, becomes a tensor again where it was one.
+void SettleAliases(std::vector<RankTable>& ranks);
+
+// The job's table from those of its ranks, by rank, whose aliases agree. Tensors that all ranks
+// hold whole become rows without boxes, and equal boxes of evenly spaced ranks one entry.
+// kInvalidArgument: one name with two dtypes or shapes, naming both ranks.
 absl::StatusOr<TensorTable> MergeTables(std::span<const RankTable> ranks);
 
 // The table of a job whose ranks all hold `rank`'s tensors whole (data parallel): nothing needs to
@@ -123,20 +136,23 @@ absl::Status CheckDisjoint(std::string_view tensor, const Shape& global,
 // The common part of two boxes of one tensor; an extent of 0 in some dimension if there is none.
 Box Intersect(const Box& a, const Box& b);
 
-// A contiguous stretch that two packed boxes of one tensor have in common.
+// A contiguous stretch that two boxes of one tensor have in common.
 struct BoxStretch {
-  uint64_t from = 0;  // bytes from the start of the first box
-  uint64_t to = 0;    // bytes from the start of the second box
+  uint64_t from = 0;  // bytes from the start of the first box, which is packed
+  uint64_t to = 0;    // bytes from the start of the second box's memory
   uint64_t bytes = 0;
 };
 
-// Walks the common part of two packed boxes as the fewest contiguous runs, in the order of both.
+// Walks the common part of two boxes as the fewest contiguous runs, in the order of the first.
 // `from` grows.
 class BoxWalker {
  public:
   // The boxes are of one tensor and inside it. is_valid() is false where a sub-byte type puts a run
   // off a byte's edge.
-  BoxWalker(DType dtype, const Box& from, const Box& to);
+  //   to_strides  of the second box's memory, in elements, where it is not packed; else empty
+  //   within      only what lies in this box of the tensor; null: all
+  BoxWalker(DType dtype, const Box& from, const Box& to, const Shape& to_strides = {},
+            const Box* within = nullptr);
 
   bool is_valid() const { return valid_; }
   bool done() const { return done_; }

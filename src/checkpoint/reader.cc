@@ -12,6 +12,7 @@
 
 #include "base/error.h"
 #include "checkpoint/safetensors.h"
+#include "checkpoint/widen.h"
 #include "outlast/base/crc32c.h"
 #include "outlast/base/fd.h"
 #include "outlast/base/memory.h"
@@ -107,26 +108,41 @@ absl::Status LostFile(const absl::Status& status) {
                                   : status;
 }
 
-absl::StatusOr<Receipt> LoadReceipt(const std::string& folder, const Manifest& manifest,
-                                    const ReceiptEntry& entry) {
+// The text of a receipt that is what the manifest says.
+absl::StatusOr<std::string> ReadReceipt(const std::string& folder, const ReceiptEntry& entry) {
   const std::string path = folder + "/" + entry.name;
-  const auto text = ReadSmall(path, kMaxReceiptBytes);
+  auto text = ReadSmall(path, kMaxReceiptBytes);
   if (!text.ok()) return LostFile(text.status());
-  if (text->size() != entry.bytes || Crc32c(*text) != entry.crc32c) {
+  const uint32_t crc = Crc32c(*text);
+  if (text->size() != entry.bytes || crc != entry.crc32c) {
     return Error(absl::StatusCode::kDataLoss,
                  "{}: {} bytes with crc {:08x}, the manifest says {} with {:08x}", path,
-                 text->size(), Crc32c(*text), entry.bytes, entry.crc32c);
+                 text->size(), crc, entry.bytes, entry.crc32c);
   }
-  auto receipt = ParseReceipt(*text);
-  if (!receipt.ok()) return Annotate(receipt.status(), path);
-  const bool same_save =
-      receipt->job == manifest.job && receipt->checkpoint == manifest.checkpoint &&
-      receipt->claim == manifest.claim && receipt->generation == manifest.generation &&
-      receipt->world == manifest.world && receipt->plan == manifest.plan;
-  if (!same_save || entry.name != ReceiptName(receipt->rank) ||
-      receipt->data_bytes() != entry.data_bytes) {
+  return text;
+}
+
+absl::Status CheckSameSave(const std::string& folder, const Manifest& manifest,
+                           const ReceiptEntry& entry, const Receipt& receipt) {
+  const bool same_save = receipt.job == manifest.job && receipt.checkpoint == manifest.checkpoint &&
+                         receipt.claim == manifest.claim &&
+                         receipt.generation == manifest.generation &&
+                         receipt.world == manifest.world && receipt.plan == manifest.plan;
+  if (same_save && entry.name == ReceiptName(receipt.rank)) return absl::OkStatus();
+  return Error(absl::StatusCode::kInvalidArgument,
+               "{}/{}: of another save or rank than the manifest", folder, entry.name);
+}
+
+absl::StatusOr<Receipt> LoadReceipt(const std::string& folder, const Manifest& manifest,
+                                    const ReceiptEntry& entry) {
+  OUTLAST_ASSIGN_OR_RETURN(const std::string text, ReadReceipt(folder, entry));
+  auto receipt = ParseReceipt(text);
+  if (!receipt.ok()) return Annotate(receipt.status(), folder + "/" + entry.name);
+  OUTLAST_RETURN_IF_ERROR(CheckSameSave(folder, manifest, entry, *receipt));
+  if (receipt->data_bytes() != entry.data_bytes) {
     return Error(absl::StatusCode::kInvalidArgument,
-                 "{}: of another save or rank than the manifest", path);
+                 "{}/{}: {} bytes of data, the manifest says {}", folder, entry.name,
+                 receipt->data_bytes(), entry.data_bytes);
   }
   return receipt;
 }
@@ -190,7 +206,9 @@ struct CheckpointReader::Demand {
   uint64_t base = 0;            // of the saved box in the file
   uint64_t begin = 0, end = 0;  // in the file
   BoxWalker runs;
-  std::span<std::byte> target;
+  std::byte* target = nullptr;
+  WidenFunction widen = nullptr;             // where the target's type is another
+  uint64_t element = 1, target_element = 1;  // bytes, with `widen`
 
   // Copies what the file's bytes [from, from + block) hold of it.
   void Take(uint64_t from, std::span<const std::byte> block) {
@@ -200,8 +218,13 @@ struct CheckpointReader::Demand {
       const uint64_t first = std::max(base + run.from, from);
       const uint64_t last = std::min(base + run.from + run.bytes, until);
       if (first < last) {
-        std::memcpy(target.data() + run.to + (first - base - run.from),
-                    block.data() + (first - from), last - first);
+        const uint64_t to = run.to + (first - base - run.from);
+        const std::byte* source = block.data() + (first - from);
+        if (widen != nullptr) {
+          widen(source, target + to / element * target_element, (last - first) / element);
+        } else {
+          std::memcpy(target + to, source, last - first);
+        }
       }
       if (base + run.from + run.bytes > until) return;
     }
@@ -255,85 +278,120 @@ absl::Status CheckpointReader::Load() {
 }
 
 absl::Status CheckpointReader::IndexTensors() {
-  std::map<std::string, SavedTensor> by_name;
-  std::map<std::string, std::string> aliases;
+  struct Ref {
+    const SavedBox* box;
+    uint32_t rank;
+  };
+  std::vector<Ref> refs;
+  std::map<std::string_view, std::string_view> aliases;
   for (const Receipt& receipt : receipts_) {
-    for (const SavedBox& box : receipt.tensors) {
-      SavedTensor& tensor = by_name[box.name];
-      if (tensor.parts.empty()) tensor = {box.name, box.dtype, box.global, {}};
-      if (tensor.dtype != box.dtype || tensor.global != box.global) {
-        return Error(absl::StatusCode::kInvalidArgument,
-                     "tensor '{}': rank {} has {} {}, rank {} has {} {}", box.name,
-                     tensor.parts[0].rank, NameOf(tensor.dtype), tensor.global.text(), receipt.rank,
-                     NameOf(box.dtype), box.global.text());
-      }
-      tensor.parts.push_back({receipt.rank, {box.offset, box.extent}, box.begin, box.end});
-    }
+    for (const SavedBox& box : receipt.tensors) refs.push_back({&box, receipt.rank});
     for (const auto& [name, of] : receipt.aliases) aliases.emplace(name, of);
   }
-  for (auto& [name, tensor] : by_name) {
+  std::ranges::stable_sort(refs, {},
+                           [](const Ref& ref) { return std::string_view(ref.box->name); });
+  tensors_.reserve(refs.size());
+  for (const auto& [box, rank] : refs) {
+    if (tensors_.empty() || tensors_.back().name != box->name)
+      tensors_.push_back({box->name, box->dtype, box->global, {}});
+    SavedTensor& tensor = tensors_.back();
+    if (tensor.dtype != box->dtype || tensor.global != box->global) {
+      return Error(absl::StatusCode::kInvalidArgument,
+                   "tensor '{}': rank {} has {} {}, rank {} has {} {}", box->name,
+                   tensor.parts[0].rank, NameOf(tensor.dtype), tensor.global.text(), rank,
+                   NameOf(box->dtype), box->global.text());
+    }
+    tensor.parts.push_back({rank, {box->offset, box->extent}, box->begin, box->end});
+  }
+  by_name_.reserve(tensors_.size() + aliases.size());
+  for (const SavedTensor& tensor : tensors_) {
+    by_name_.emplace(tensor.name, &tensor);
+    if (tensor.parts.size() < 2) continue;
     std::vector<HeldBox> boxes;
     for (const SavedTensor::Part& part : tensor.parts) boxes.push_back({part.rank, part.box});
-    OUTLAST_RETURN_IF_ERROR(CheckDisjoint(name, tensor.global, boxes));
-    tensors_.push_back(std::move(tensor));
+    OUTLAST_RETURN_IF_ERROR(CheckDisjoint(tensor.name, tensor.global, boxes));
   }
-  for (auto& [name, of] : aliases) {
-    if (!by_name.contains(of) || by_name.contains(name)) {
+  aliases_.reserve(aliases.size());
+  for (const auto& [name, of] : aliases) {
+    const SavedTensor* tensor = Find(of);
+    if (tensor == nullptr || tensor->name != of ||
+        !by_name_.emplace(aliases_.emplace_back(name, of).first, tensor).second) {
       return Error(absl::StatusCode::kInvalidArgument,
                    "alias '{}' of '{}', which is no tensor here", name, of);
     }
-    aliases_.emplace_back(name, of);
   }
   return absl::OkStatus();
 }
 
 const SavedTensor* CheckpointReader::Find(std::string_view name) const {
-  const auto alias = std::ranges::lower_bound(
-      aliases_, name, {}, [](const auto& pair) { return std::string_view(pair.first); });
-  if (alias != aliases_.end() && alias->first == name) name = alias->second;
-  const auto found = std::ranges::lower_bound(
-      tensors_, name, {}, [](const auto& tensor) { return std::string_view(tensor.name); });
-  return found != tensors_.end() && found->name == name ? &*found : nullptr;
+  const auto found = by_name_.find(name);
+  return found == by_name_.end() ? nullptr : found->second;
 }
 
-MatchReport CheckpointReader::Match(const StateView& state) const {
+bool CheckpointReader::Fits(const SavedTensor& saved, DType dtype, const Shape& global,
+                            Widening widening) {
+  if (saved.global != global) return false;
+  return saved.dtype == dtype ||
+         (widening == Widening::kAllow && WidenerOf(saved.dtype, dtype) != nullptr);
+}
+
+MatchReport CheckpointReader::Match(const StateView& state, Widening widening) const {
+  std::vector<WantedTensor> wanted;
+  wanted.reserve(state.regions.size());
+  for (const Region& region : state.regions)
+    wanted.push_back({region.name, region.dtype, region.global});
+  return Match(wanted, widening);
+}
+
+MatchReport CheckpointReader::Match(std::span<const WantedTensor> wanted, Widening widening) const {
   MatchReport report;
-  std::set<std::string_view> expected;
-  for (const Region& region : state.regions) {
-    expected.insert(region.name);
-    const SavedTensor* saved = Find(region.name);
+  std::vector<bool> expected(tensors_.size());
+  std::set<std::string_view> expected_aliases;
+  for (const WantedTensor& tensor : wanted) {
+    const SavedTensor* saved = Find(tensor.name);
     if (saved == nullptr) {
-      report.missing.emplace_back(region.name);
-    } else if (saved->dtype != region.dtype || saved->global != region.global) {
-      report.mismatched.push_back(fmt::format("{}: {} {}, saved {} {}", region.name,
-                                              NameOf(region.dtype), region.global.text(),
+      report.missing.emplace_back(tensor.name);
+      continue;
+    }
+    if (saved->name == tensor.name) {
+      expected[static_cast<size_t>(saved - tensors_.data())] = true;
+    } else {
+      expected_aliases.insert(tensor.name);
+    }
+    if (!Fits(*saved, tensor.dtype, tensor.global, widening)) {
+      report.mismatched.push_back(fmt::format("{}: {} {}, saved {} {}", tensor.name,
+                                              NameOf(tensor.dtype), tensor.global.text(),
                                               NameOf(saved->dtype), saved->global.text()));
     }
   }
-  for (const SavedTensor& tensor : tensors_) {
-    if (!expected.contains(tensor.name)) report.unexpected.push_back(tensor.name);
+  for (size_t i = 0; i < tensors_.size(); ++i) {
+    if (!expected[i]) report.unexpected.push_back(tensors_[i].name);
   }
   for (const auto& [name, of] : aliases_) {
-    if (!expected.contains(name)) report.unexpected.push_back(name);
+    if (!expected_aliases.contains(name)) report.unexpected.push_back(name);
   }
-  for (auto* names : {&report.missing, &report.unexpected, &report.mismatched})
+  for (auto* names : {&report.missing, &report.unexpected, &report.mismatched}) {
     std::ranges::sort(*names);
+    names->erase(std::ranges::unique(*names).begin(), names->end());
+  }
   return report;
 }
 
 absl::StatusOr<MatchReport> CheckpointReader::ReadState(const StateView& state,
-                                                        Strictness strictness, IoMode mode) const {
+                                                        Strictness strictness, IoMode mode,
+                                                        Widening widening) const {
   OUTLAST_RETURN_IF_ERROR(state.Validate());
-  MatchReport report = Match(state);
+  MatchReport report = Match(state, widening);
   if (strictness == Strictness::kStrict)
     OUTLAST_RETURN_IF_ERROR(report.ToStatus(manifest_.checkpoint));
-  std::vector<Region> regions;
+  std::vector<Target> targets;
+  targets.reserve(state.regions.size());
   for (const Region& region : state.regions) {
     const SavedTensor* saved = Find(region.name);
-    if (saved != nullptr && saved->dtype == region.dtype && saved->global == region.global)
-      regions.push_back(region);
+    if (saved != nullptr && Fits(*saved, region.dtype, region.global, widening))
+      targets.push_back({&region, saved});
   }
-  OUTLAST_RETURN_IF_ERROR(ReadRegions(regions, mode));
+  OUTLAST_RETURN_IF_ERROR(ReadTargets(targets, mode));
   return report;
 }
 
@@ -343,34 +401,76 @@ absl::Status CheckpointReader::ReadRegion(const Region& region, IoMode mode) con
   MatchReport report = Match(state);
   report.unexpected.clear();
   OUTLAST_RETURN_IF_ERROR(report.ToStatus(manifest_.checkpoint));
-  return ReadRegions(state.regions, mode);
+  const Target target{&state.regions.front(), Find(region.name)};
+  return ReadTargets({&target, 1}, mode);
 }
 
-absl::Status CheckpointReader::ReadRegions(std::span<const Region> regions, IoMode mode) const {
+// Adds what `common` of a part needs. Slices that lie so far apart that whole chunks lie between
+// are demanded apart: those chunks are not read.
+absl::Status CheckpointReader::AddDemands(const SavedTensor& saved, const SavedTensor::Part& part,
+                                          const Region& region, const Box& common,
+                                          std::vector<Demand>& demands) const {
+  BoxWalker runs(saved.dtype, part.box, BoxOf(region), IsPacked(region) ? Shape() : region.strides,
+                 &common);
+  if (!runs.is_valid()) {
+    return Error(absl::StatusCode::kInvalidArgument,
+                 "tensor '{}': a box of {} that ends inside a byte", saved.name,
+                 NameOf(saved.dtype));
+  }
+  if (runs.done()) return absl::OkStatus();
+  const Receipt& receipt = receipts_[part.rank];
+  const uint64_t chunk = receipt.file->chunk_bytes;
+  const uint64_t begin = runs.stretch().from, end = runs.end();
+  int outer = 0;
+  while (outer < common.extent.rank() && common.extent[outer] == 1) ++outer;
+  if (outer < common.extent.rank() && end - begin > 2 * chunk) {
+    Box slice = common;
+    slice.extent.set(outer, 1);
+    const BoxWalker first(saved.dtype, part.box, slice, {}, &slice);
+    Box second = slice;
+    second.offset.set(outer, slice.offset[outer] + 1);
+    const BoxWalker next(saved.dtype, part.box, second, {}, &second);
+    if (first.is_valid() && next.is_valid() && next.stretch().from >= first.end() + chunk) {
+      for (int64_t i = 0; i < common.extent[outer]; ++i) {
+        slice.offset.set(outer, common.offset[outer] + i);
+        OUTLAST_RETURN_IF_ERROR(AddDemands(saved, part, region, slice, demands));
+      }
+      return absl::OkStatus();
+    }
+  }
+  const uint64_t base = receipt.file->bytes - receipt.data_bytes() + part.begin;
+  Demand demand{base, base + begin, base + end, std::move(runs), region.bytes.data()};
+  if (region.dtype != saved.dtype) {
+    demand.widen = WidenerOf(saved.dtype, region.dtype);
+    demand.element = static_cast<uint64_t>(BitsOf(saved.dtype)) / 8;
+    demand.target_element = static_cast<uint64_t>(BitsOf(region.dtype)) / 8;
+    if (base % demand.element != 0 || chunk % demand.element != 0) {
+      return Error(absl::StatusCode::kInvalidArgument,
+                   "tensor '{}': begins at byte {}, not a multiple of its element's {}", saved.name,
+                   base, demand.element);
+    }
+  }
+  demands.push_back(std::move(demand));
+  return absl::OkStatus();
+}
+
+absl::Status CheckpointReader::ReadTargets(std::span<const Target> targets, IoMode mode) const {
   std::vector<std::vector<Demand>> by_rank(receipts_.size());
-  for (const Region& region : regions) {
-    const SavedTensor& saved = *Find(region.name);
+  for (const Target& target : targets) {
+    const Region& region = *target.region;
+    const SavedTensor& saved = *target.saved;
     uint64_t covered = 0;
     for (const SavedTensor::Part& part : saved.parts) {
-      BoxWalker runs(saved.dtype, part.box, BoxOf(region));
-      if (!runs.is_valid()) {
-        return Error(absl::StatusCode::kInvalidArgument,
-                     "tensor '{}': a box of {} that ends inside a byte", saved.name,
-                     NameOf(saved.dtype));
-      }
-      if (runs.done()) continue;
-      OUTLAST_ASSIGN_OR_RETURN(const uint64_t bytes,
-                               BytesOf(saved.dtype, Intersect(part.box, BoxOf(region)).extent));
-      covered += bytes;
-      const Receipt& receipt = receipts_[part.rank];
-      const uint64_t base = receipt.file->bytes - receipt.data_bytes() + part.begin;
-      const uint64_t begin = base + runs.stretch().from, end = base + runs.end();
-      by_rank[part.rank].push_back({base, begin, end, std::move(runs), region.bytes});
+      const Box common = Intersect(part.box, BoxOf(region));
+      const auto bytes = BytesOf(saved.dtype, common.extent);
+      if (bytes.ok()) covered += *bytes;
+      OUTLAST_RETURN_IF_ERROR(AddDemands(saved, part, region, common, by_rank[part.rank]));
     }
-    if (covered != region.bytes.size()) {
+    OUTLAST_ASSIGN_OR_RETURN(const uint64_t wanted, BytesOf(saved.dtype, region.extent));
+    if (covered != wanted) {
       return Error(absl::StatusCode::kDataLoss,
                    "{}: tensor '{}': the saved boxes hold {} of the {} bytes wanted", folder_,
-                   saved.name, covered, region.bytes.size());
+                   saved.name, covered, wanted);
     }
   }
   for (uint32_t rank = 0; rank < by_rank.size(); ++rank) {
@@ -379,9 +479,11 @@ absl::Status CheckpointReader::ReadRegions(std::span<const Region> regions, IoMo
   return absl::OkStatus();
 }
 
-absl::Status CheckpointReader::ReadFile(uint32_t rank, std::span<Demand> demands,
-                                        IoMode mode) const {
-  if (demands.empty()) return absl::OkStatus();
+absl::Status CheckpointReader::ReadFile(uint32_t rank, std::span<Demand> all, IoMode mode) const {
+  if (all.empty()) return absl::OkStatus();
+  std::vector<Demand*> demands;
+  demands.reserve(all.size());
+  for (Demand& demand : all) demands.push_back(&demand);
   std::ranges::sort(demands, {}, &Demand::begin);
   const ShardFile& file = *receipts_[rank].file;
   auto reader = ChunkReader::Open(folder_, file, mode);
@@ -394,18 +496,19 @@ absl::Status CheckpointReader::ReadFile(uint32_t rank, std::span<Demand> demands
   while (first < demands.size()) {
     // From the chunk of the first byte still wanted, on over chunks wanted without a gap, one block
     // at most.
-    if (first == next) position = demands[next].begin / chunk * chunk;
+    if (first == next) position = demands[next]->begin / chunk * chunk;
     const uint64_t limit = std::min(file.bytes, position + reader->block_bytes());
     uint64_t wanted = position + 1;
-    for (size_t i = first; i < next; ++i) wanted = std::max(wanted, demands[i].end);
-    while (next < demands.size() && demands[next].begin < limit &&
-           demands[next].begin <= round_up(wanted)) {
-      wanted = std::max(wanted, demands[next++].end);
+    for (size_t i = first; i < next; ++i) wanted = std::max(wanted, demands[i]->end);
+    while (next < demands.size() && demands[next]->begin < limit &&
+           demands[next]->begin <= round_up(wanted)) {
+      wanted = std::max(wanted, demands[next++]->end);
     }
     const uint64_t until = std::min(limit, round_up(wanted));
     OUTLAST_ASSIGN_OR_RETURN(const std::span<const std::byte> block, reader->Read(position, until));
-    for (size_t i = first; i < next; ++i) demands[i].Take(position, block);
-    while (first < next && demands[first].runs.done()) ++first;
+    bytes_read_.fetch_add(block.size(), std::memory_order_relaxed);
+    for (size_t i = first; i < next; ++i) demands[i]->Take(position, block);
+    while (first < next && demands[first]->runs.done()) ++first;
     position = until;
   }
   return absl::OkStatus();

@@ -2,18 +2,21 @@
 // checked.
 #pragma once
 
+#include <atomic>
 #include <cstdint>
 #include <functional>
 #include <memory>
 #include <span>
 #include <string>
 #include <string_view>
+#include <unordered_map>
 #include <vector>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "checkpoint/manifest.h"
 #include "checkpoint/plan.h"
+#include "outlast/checkpoint/restore.h"
 #include "outlast/checkpoint/state.h"
 #include "store/folder.h"
 
@@ -32,22 +35,15 @@ struct SavedTensor {
   std::vector<Part> parts;  // disjoint
 };
 
-// How a state and a checkpoint differ. Names by order.
-struct MatchReport {
-  std::vector<std::string> missing;     // in the state, not in the checkpoint
-  std::vector<std::string> unexpected;  // in the checkpoint, not in the state
-  std::vector<std::string> mismatched;  // "name: BF16 [2, 3], saved F32 [2, 3]"
-  bool is_clean() const { return missing.empty() && unexpected.empty() && mismatched.empty(); }
-  // OK if clean, else kInvalidArgument with the three lists.
-  absl::Status ToStatus(std::string_view checkpoint) const;
+// A tensor that some rank of a job expects.
+struct WantedTensor {
+  std::string_view name;
+  DType dtype = DType::kF32;
+  Shape global;
 };
+
 // One report for all ranks: what any rank misses or mismatches, and what no rank expects.
 MatchReport MergeReports(std::span<const MatchReport> ranks);
-
-enum class Strictness : uint8_t {
-  kStrict,    // every name on both sides, with its dtype and shape, or nothing is changed
-  kMatching,  // what matches is read, the rest of the state stays as it is
-};
 
 // Told of bytes as they are dealt with: the difference, not the sum.
 using OnBytes = std::function<void(uint64_t)>;
@@ -78,7 +74,10 @@ class CheckpointReader {
   // The saved tensor of a name or an alias; null: none.
   const SavedTensor* Find(std::string_view name) const;
 
-  MatchReport Match(const StateView& state) const;
+  MatchReport Match(const StateView& state, Widening widening = Widening::kRefuse) const;
+  // Against what all ranks of a job expect together. Names may repeat.
+  MatchReport Match(std::span<const WantedTensor> wanted,
+                    Widening widening = Widening::kRefuse) const;
 
   // Reads the regions of `state`, each in its own box: any world from any world. Nothing is touched
   // before names, dtypes and shapes matched, and only checked bytes are copied; after kDataLoss,
@@ -87,13 +86,18 @@ class CheckpointReader {
   // (kStrict). The report of what was left out comes back otherwise.
   absl::StatusOr<MatchReport> ReadState(const StateView& state,
                                         Strictness strictness = Strictness::kStrict,
-                                        IoMode mode = IoMode::kDirect) const;
+                                        IoMode mode = IoMode::kDirect,
+                                        Widening widening = Widening::kRefuse) const;
 
   // One region, by the same rules.
   absl::Status ReadRegion(const Region& region, IoMode mode = IoMode::kDirect) const;
 
   // The extras that `rank` of the saved world put there. kNotFound: no such rank.
   absl::StatusOr<Extras> ExtrasOf(uint32_t rank) const;
+
+  // Bytes of shards that the reads so far took from files: whole chunks of those that hold a wanted
+  // byte, and no others.
+  uint64_t bytes_read() const { return bytes_read_.load(std::memory_order_relaxed); }
 
   // Reads every byte and checks it, and each shard's own header against its receipt. Ranks are
   // independent: VerifyRank may run on many threads.
@@ -102,17 +106,27 @@ class CheckpointReader {
 
  private:
   struct Demand;
+  struct Target {
+    const Region* region;
+    const SavedTensor* saved;
+  };
   CheckpointReader() = default;
+  static bool Fits(const SavedTensor& saved, DType dtype, const Shape& global, Widening widening);
   absl::Status Load();
   absl::Status IndexTensors();
-  absl::Status ReadFile(uint32_t rank, std::span<Demand> demands, IoMode mode) const;
-  absl::Status ReadRegions(std::span<const Region> regions, IoMode mode) const;
+  absl::Status AddDemands(const SavedTensor& saved, const SavedTensor::Part& part,
+                          const Region& region, const Box& common,
+                          std::vector<Demand>& demands) const;
+  absl::Status ReadFile(uint32_t rank, std::span<Demand> all, IoMode mode) const;
+  absl::Status ReadTargets(std::span<const Target> targets, IoMode mode) const;
 
+  mutable std::atomic<uint64_t> bytes_read_{0};
   std::string folder_;
   Manifest manifest_;
   std::vector<Receipt> receipts_;
   std::vector<SavedTensor> tensors_;
-  std::vector<std::pair<std::string, std::string>> aliases_;  // by name
+  std::vector<std::pair<std::string, std::string>> aliases_;          // by name
+  std::unordered_map<std::string_view, const SavedTensor*> by_name_;  // aliases too
 };
 
 // Reads a rank's shard and checks its size, every chunk, and its own header against the receipt.

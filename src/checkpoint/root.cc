@@ -8,6 +8,7 @@
 #include <cerrno>
 #include <cstdio>
 #include <set>
+#include <unordered_set>
 #include <utility>
 
 #include "base/error.h"
@@ -576,7 +577,6 @@ absl::StatusOr<Manifest> Root::ComposeManifest(std::string_view checkpoint, uint
   RollForwardView view;
   view.name = checkpoint;
   Manifest manifest;
-  std::set<std::string> names;
   for (uint32_t rank = 0; rank < world; ++rank) {
     const std::string name = ReceiptName(rank);
     const std::string place = fmt::format("{}, rank {} of {}", checkpoint, rank, world);
@@ -592,7 +592,6 @@ absl::StatusOr<Manifest> Root::ComposeManifest(std::string_view checkpoint, uint
                      receipt->file->name, *bytes, receipt->file->bytes);
       }
     }
-    for (const SavedBox& box : receipt->tensors) names.insert(box.name);
     manifest.receipts.push_back({name, text->size(), Crc32c(*text), receipt->data_bytes()});
     manifest.bytes += receipt->data_bytes();
     view.receipts.push_back(std::move(*receipt));
@@ -613,6 +612,10 @@ absl::StatusOr<Manifest> Root::ComposeManifest(std::string_view checkpoint, uint
   manifest.world = first.world;
   manifest.mesh = first.mesh;
   manifest.plan = first.plan;
+  std::unordered_set<std::string_view> names;
+  for (const auto& receipt : view.receipts) {
+    for (const SavedBox& box : receipt->tensors) names.insert(box.name);
+  }
   manifest.tensors = names.size();
   return manifest;
 }

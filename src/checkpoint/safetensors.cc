@@ -24,7 +24,6 @@ namespace {
 using nlohmann::json;
 
 constexpr uint64_t kLengthBytes = 8;
-constexpr std::string_view kMetadataKey = "__metadata__";
 
 template <typename... Args>
 absl::Status Refuse(fmt::format_string<Args...> format, Args&&... args) {

@@ -21,6 +21,9 @@ inline constexpr uint64_t kMaxPlannedHeaderBytes = uint64_t{64} << 20;  // what 
 inline constexpr uint64_t kMaxHeaderBytes =
     100'000'000;  // what the format allows, and we read at most
 
+// No tensor's name: the member that holds the file's own texts.
+inline constexpr std::string_view kMetadataKey = "__metadata__";
+
 struct SafetensorsTensor {
   std::string key;
   DType dtype = DType::kF32;

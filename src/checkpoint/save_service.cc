@@ -19,23 +19,24 @@ namespace {
 constexpr int64_t kNoticeSteps = 2;
 constexpr absl::Duration kAutoRetry = absl::Seconds(10);
 constexpr absl::Duration kFirstCost = absl::Seconds(1);  // of a save, before one was seen
-constexpr uint32_t kExtraRoom = 64 << 10;
+constexpr uint32_t kExtraCountBytes = 64;                // before the pairs
 
 uint64_t MemoryBytes() {
   struct sysinfo info {};
   return sysinfo(&info) == 0 ? static_cast<uint64_t>(info.totalram) * info.mem_unit : 0;
 }
 
-BufferLayout LayoutOf(const Assignment& assignment) {
+BufferLayout LayoutOf(const Assignment& assignment, int64_t extras_bytes) {
   return {.image_bytes = assignment.image_bytes(),
           .replicated_bytes = assignment.replicated_bytes,
-          .extra_capacity = kExtraRoom};
+          .extra_capacity = static_cast<uint32_t>(extras_bytes) + kExtraCountBytes};
 }
 
-int BufferCount(int wanted, const std::vector<Assignment>& assignments) {
+int BufferCount(int wanted, const std::vector<Assignment>& assignments, int64_t extras_bytes) {
   if (wanted != 0) return wanted;
   uint64_t three = 0;
-  for (const Assignment& assignment : assignments) three += 3 * LayoutOf(assignment).buffer_bytes();
+  for (const Assignment& assignment : assignments)
+    three += 3 * LayoutOf(assignment, extras_bytes).buffer_bytes();
   return three <= MemoryBytes() / 2 ? 3 : 2;
 }
 
@@ -229,7 +230,7 @@ void SaveService::MakeBuffersIfAllAsked() {
   making_ = true;
   io_->Post([this, alive = alive_, &loop = keeper_.loop(), tables = tables_,
              job = opened_->root->job(), run = keeper_.options().run_id,
-             wanted = checkpointer_.buffers] {
+             wanted = checkpointer_.buffers, extras = checkpointer_.extras_bytes] {
     struct Made {
       std::vector<RankTable> rank_tables;
       std::string plan;
@@ -242,6 +243,7 @@ void SaveService::MakeBuffersIfAllAsked() {
     const auto make = [&]() -> absl::Status {
       const std::string all = EncodeTables(tables);
       OUTLAST_ASSIGN_OR_RETURN(made->rank_tables, DecodeTables(all));
+      SettleAliases(made->rank_tables);
       OUTLAST_ASSIGN_OR_RETURN(TensorTable table, MergeTables(made->rank_tables));
       OUTLAST_ASSIGN_OR_RETURN(const Plan plan, MakePlan(std::move(table)));
       made->plan = ToHex(plan.digest);
@@ -249,13 +251,13 @@ void SaveService::MakeBuffersIfAllAsked() {
         OUTLAST_ASSIGN_OR_RETURN(Assignment assignment, AssignmentOf(plan, rank));
         made->assignments.push_back(std::move(assignment));
       }
-      const int count = BufferCount(wanted, made->assignments);
+      const int count = BufferCount(wanted, made->assignments, extras);
       for (uint32_t rank = 0; rank < tables.size(); ++rank) {
         auto& buffers = made->buffers.emplace_back();
         for (int i = 0; i < count; ++i) {
           OUTLAST_ASSIGN_OR_RETURN(
               Buffer buffer,
-              Buffer::Create(LayoutOf(made->assignments[rank]),
+              Buffer::Create(LayoutOf(made->assignments[rank], extras),
                              {job, run, rank, static_cast<uint32_t>(tables.size())}));
           buffers.push_back(std::move(buffer));
         }

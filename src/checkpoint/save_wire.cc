@@ -108,7 +108,8 @@ std::string EncodeOptions(const CheckpointerOptions& options) {
                                {"keep_every", options.keep_every},
                                {"fresh", options.start == CheckpointerOptions::Start::kFresh},
                                {"job", options.job},
-                               {"buffers", options.buffers}};
+                               {"buffers", options.buffers},
+                               {"extras_bytes", static_cast<uint64_t>(options.extras_bytes)}};
   return json.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace);
 }
 
@@ -123,7 +124,8 @@ absl::StatusOr<CheckpointerOptions> DecodeOptions(std::string_view text) {
       !has("disk_bytes_per_second", &Json::is_number_unsigned) ||
       !has("tolerable_loss_s", &Json::is_number) || !has("keep_last", &Json::is_number_integer) ||
       !has("keep_every", &Json::is_number_integer) || !has("fresh", &Json::is_boolean) ||
-      !has("job", &Json::is_string) || !has("buffers", &Json::is_number_integer)) {
+      !has("job", &Json::is_string) || !has("buffers", &Json::is_number_integer) ||
+      !has("extras_bytes", &Json::is_number_unsigned) || json["extras_bytes"] > kMaxExtrasBytes) {
     return Malformed("options of a checkpointer");
   }
   CheckpointerOptions options;
@@ -137,6 +139,7 @@ absl::StatusOr<CheckpointerOptions> DecodeOptions(std::string_view text) {
       json["fresh"] ? CheckpointerOptions::Start::kFresh : CheckpointerOptions::Start::kResume;
   options.job = json["job"];
   options.buffers = json["buffers"];
+  options.extras_bytes = json["extras_bytes"];
   return options;
 }
 

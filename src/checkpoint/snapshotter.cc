@@ -75,16 +75,27 @@ absl::StatusOr<CopyPlan> MakeCopyPlan(const Assignment& assignment, const Buffer
                    "region '{}' was in the state when its buffers were made, and is missing now",
                    item.box.name);
     }
-    BoxWalker walker(item.box.dtype, item.held, Box{item.box.offset, item.box.extent});
+    const Region& source = state.regions[region->second];
+    const Box box{item.box.offset, item.box.extent};
+    if (item.box.begin == item.box.end) return absl::OkStatus();
+    if (!IsPacked(source)) {
+      const auto packer = static_cast<uint32_t>(plan.packers.size());
+      plan.packers.emplace_back(item.box.dtype, item.held, source.strides, box);
+      AddPiece(
+          {region->second, packer, 0, data_offset + item.box.begin, item.box.end - item.box.begin},
+          layout, part_offset, first_chunk, plan);
+      return absl::OkStatus();
+    }
+    BoxWalker walker(item.box.dtype, item.held, box);
     if (!walker.is_valid()) {
       return Error(absl::StatusCode::kInvalidArgument,
                    "region '{}': a box of a sub-byte type is cut inside a byte", item.box.name);
     }
     for (; !walker.done(); walker.Next()) {
       const BoxStretch stretch = walker.stretch();
-      AddPiece(
-          {region->second, stretch.from, data_offset + item.box.begin + stretch.to, stretch.bytes},
-          layout, part_offset, first_chunk, plan);
+      AddPiece({region->second, kNoPacker, stretch.from, data_offset + item.box.begin + stretch.to,
+                stretch.bytes},
+               layout, part_offset, first_chunk, plan);
     }
     return absl::OkStatus();
   };
@@ -191,8 +202,8 @@ absl::StatusOr<uint32_t> Snapshotter::PutExtras(const Extras& extras, Buffer& bu
   const std::span<std::byte> room = buffer.extra();
   if (writer.bytes().size() > room.size()) {
     return Error(absl::StatusCode::kInvalidArgument,
-                 "extras of {} bytes: the snapshot buffers have room for {}, from their size at "
-                 "the first save",
+                 "extras of {} bytes: the snapshot buffers have room for {} "
+                 "(CheckpointerOptions::extras_bytes)",
                  writer.bytes().size(), room.size());
   }
   std::memcpy(room.data(), writer.bytes().data(), writer.bytes().size());
@@ -234,9 +245,14 @@ absl::StatusOr<bool> Snapshotter::Begin(const Request& request, const StateView&
   const std::span<std::byte> whole = WholeOf(buffer);
   for (const auto& pieces : plan_.chunks) {
     for (const CopyPiece& piece : pieces) {
-      if (eager_[piece.region])
-        std::memcpy(whole.data() + piece.to, running_.sources[piece.region] + piece.from,
-                    piece.bytes);
+      if (!eager_[piece.region]) continue;
+      const std::byte* source = running_.sources[piece.region];
+      const auto to = whole.subspan(piece.to, piece.bytes);
+      if (piece.packer != kNoPacker) {
+        plan_.packers[piece.packer].Gather(source, piece.from, to);
+      } else {
+        std::memcpy(to.data(), source + piece.from, piece.bytes);
+      }
     }
   }
   cancelled_.store(false, std::memory_order_relaxed);
@@ -297,6 +313,11 @@ uint32_t Snapshotter::CopyChunk(const Running& running, uint32_t chunk) {
       [&](Crc32cStream& crc, const CopyPiece& piece, uint64_t done, uint64_t bytes) {
         std::byte* to = whole.data() + piece.to + done;
         if (eager_[piece.region]) return crc.Update({to, bytes});  // was copied when it began
+        if (piece.packer != kNoPacker) {
+          plan_.packers[piece.packer].Gather(running.sources[piece.region], piece.from + done,
+                                             {to, bytes});
+          return crc.Update({to, bytes});
+        }
         const std::byte* from = running.sources[piece.region] + piece.from + done;
         crc.Update({from, bytes});
         StreamCopy(to, from, bytes);
@@ -403,7 +424,11 @@ bool Snapshotter::HoldsChunk(const Buffer& buffer, uint32_t chunk, const StateVi
   const uint32_t found = PassOverChunk(
       WholeOf(buffer), buffer.layout().chunk(chunk), plan_.chunks[chunk],
       [&](Crc32cStream& crc, const CopyPiece& piece, uint64_t done, uint64_t bytes) {
-        crc.Update({state.regions[piece.region].bytes.data() + piece.from + done, bytes});
+        const std::byte* region = state.regions[piece.region].bytes.data();
+        if (piece.packer == kNoPacker) return crc.Update({region + piece.from + done, bytes});
+        std::array<std::byte, kPieceBytes> packed;
+        plan_.packers[piece.packer].Gather(region, piece.from + done, {packed.data(), bytes});
+        crc.Update({packed.data(), bytes});
       });
   return found == buffer.chunk_crcs()[chunk];
 }
@@ -417,7 +442,12 @@ uint32_t Snapshotter::CopyChunkBack(const Buffer& buffer, uint32_t chunk,
       [&](Crc32cStream& crc, const CopyPiece& piece, uint64_t done, uint64_t bytes) {
         const std::byte* from = whole.data() + piece.to + done;
         crc.Update({from, bytes});
-        StreamCopy(state.regions[piece.region].bytes.data() + piece.from + done, from, bytes);
+        std::byte* region = state.regions[piece.region].bytes.data();
+        if (piece.packer != kNoPacker) {
+          plan_.packers[piece.packer].Scatter({from, bytes}, piece.from + done, region);
+        } else {
+          StreamCopy(region + piece.from + done, from, bytes);
+        }
       });
 }
 

@@ -15,6 +15,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
+#include "checkpoint/packer.h"
 #include "checkpoint/plan.h"
 #include "checkpoint/seal_table.h"
 #include "outlast/base/id.h"
@@ -24,11 +25,14 @@
 
 namespace outlast {
 
+inline constexpr uint32_t kNoPacker = 0xffffffff;
+
 // A stretch of a region and its place in the buffer; inside one chunk.
 struct CopyPiece {
   uint32_t region = 0;
-  uint64_t from = 0;  // bytes from the region's start
-  uint64_t to = 0;    // bytes from the buffer's start
+  uint32_t packer = kNoPacker;  // in the plan: the region is strided
+  uint64_t from = 0;            // bytes from the region's start; in what the packer packs, if any
+  uint64_t to = 0;              // bytes from the buffer's start
   uint64_t bytes = 0;
 };
 
@@ -39,8 +43,10 @@ absl::StatusOr<Extras> ParseExtras(std::span<const std::byte> bytes);
 // What goes where, by chunk of the buffer. Pure; made once per layout.
 struct CopyPlan {
   std::vector<std::vector<CopyPiece>> chunks;  // each by `to`
+  std::vector<Packer> packers;
 };
-// kInvalidArgument: a region of the assignment that `state` lacks, or a sub-byte cut.
+// kInvalidArgument: a region of the assignment that `state` lacks, or a sub-byte cut. Of `state`
+// only names and strides count.
 absl::StatusOr<CopyPlan> MakeCopyPlan(const Assignment& assignment, const BufferLayout& layout,
                                       const StateView& state);
 

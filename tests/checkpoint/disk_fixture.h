@@ -164,6 +164,7 @@ inline absl::StatusOr<std::string> Save(Root& root, int64_t step, std::span<cons
   for (uint32_t rank = 0; rank < ranks.size(); ++rank) {
     OUTLAST_ASSIGN_OR_RETURN(tables.emplace_back(), TableOfRank(ranks[rank].view(), rank));
   }
+  SettleAliases(tables);
   OUTLAST_ASSIGN_OR_RETURN(TensorTable table, MergeTables(tables));
   OUTLAST_ASSIGN_OR_RETURN(const Plan plan, MakePlan(std::move(table)));
   OUTLAST_ASSIGN_OR_RETURN(const std::string name, root.NewCheckpoint(step));

@@ -118,6 +118,42 @@ TEST(Receipt, RefusesBoxesThatDoNotFit) {
   EXPECT_FALSE(ParseReceipt(Forged(text, "\"rank\":1", "\"rank\":0")).ok());
 }
 
+// Boxes are read by a scanner that knows only our own spelling, or by the JSON parser: the same
+// comes of both.
+TEST(Receipt, ReadsBoxesInAnySpellingAlike) {
+  Receipt receipt = ExampleReceipt();
+  receipt.tensors[0].name = "wörter / \xf0\x9f\x8e\x89";
+  const std::string text = ToText(receipt).value();
+  const Receipt scanned = ParseReceipt(text).value();
+  const Receipt parsed =
+      ParseReceipt(Forged(text, ",\"tensors\":[{", ", \"tensors\" : [ {")).value();
+  ASSERT_EQ(scanned.tensors.size(), receipt.tensors.size());
+  ASSERT_EQ(parsed.tensors.size(), receipt.tensors.size());
+  for (size_t i = 0; i < receipt.tensors.size(); ++i) {
+    for (const SavedBox& box : {scanned.tensors[i], parsed.tensors[i]}) {
+      const SavedBox& wanted = receipt.tensors[i];
+      EXPECT_EQ(std::tie(box.name, box.key, box.dtype, box.begin, box.end),
+                std::tie(wanted.name, wanted.key, wanted.dtype, wanted.begin, wanted.end));
+      EXPECT_EQ(box.global, wanted.global);
+      EXPECT_EQ(box.offset, wanted.offset);
+      EXPECT_EQ(box.extent, wanted.extent);
+    }
+  }
+  // What only the parser knows: escapes, an unknown member, another order.
+  EXPECT_EQ(ParseReceipt(Forged(text, "/ ", "\\/\\u0020"))->tensors[0].name,
+            receipt.tensors[0].name);
+  EXPECT_TRUE(ParseReceipt(Forged(text, "{\"name\":", "{\"new\":[{}],\"name\":")).ok());
+  // A list of the same name in a member that is not ours.
+  const auto nested = ParseReceipt(
+      Forged(text, "\"version\":1", "\"version\":1,\"future\":{\"a\":1,\"tensors\":[]}"));
+  ASSERT_TRUE(nested.ok()) << nested.status();
+  EXPECT_EQ(nested->tensors.size(), receipt.tensors.size());
+  // Numbers as JSON has them, and no others.
+  EXPECT_FALSE(ParseReceipt(Forged(text, "\"begin\":0,", "\"begin\":00,")).ok());
+  EXPECT_FALSE(ParseReceipt(Forged(text, "\"begin\":0,", "\"begin\":+0,")).ok());
+  EXPECT_FALSE(ParseReceipt(Forged(text, "\"begin\":0,", "\"begin\":0.0,")).ok());
+}
+
 TEST(Receipt, RefusesAHigherVersionAndIgnoresUnknownMembers) {
   const std::string text = ToText(ExampleReceipt()).value();
   EXPECT_EQ(ParseReceipt(Forged(text, "\"version\":1", "\"version\":2")).status().code(),

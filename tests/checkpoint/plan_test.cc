@@ -168,7 +168,85 @@ TEST(Plan, StoresViewsOfOneStorageOnce) {
   EXPECT_THAT(table.aliases, ElementsAre(std::pair<std::string, std::string>("wte", "head")));
 }
 
-// The plan's own share of a large job: target 2 s on two cores.
+// A mesh of 3 data-parallel replicas by 2 tensor-parallel slices: rank = 2 * replica + slice. Each
+// slice has its own replica set, and is written once, by all three of them together.
+TEST(Plan, WritesASliceOfAMeshOnceOverItsReplicas) {
+  std::vector<RankTable> ranks;
+  for (uint32_t rank = 0; rank < 6; ++rank) {
+    const int64_t begin = rank % 2 == 0 ? 0 : 5;
+    ranks.push_back({{{"w", DType::kU8, {8, 10}, {{rank, {{0, begin}, {8, 5}}}}},
+                      {"norm", DType::kU8, {6}, {{rank, {{0}, {6}}}}},
+                      {"stage", DType::kU8, {4}, {{rank, {{0}, {4}}}}}},
+                     {}});
+    if (rank >= 3) ranks.back().rows.pop_back();  // held by half of the world
+  }
+  const TensorTable table = MergeTables(ranks).value();
+  const Plan plan = MakePlan(table).value();
+  std::map<std::string, uint64_t> bytes;
+  for (const PlannedPiece& piece : plan.pieces) {
+    const TensorRow& row = plan.table.rows[piece.row];
+    bytes[row.name] += piece.bytes;
+    if (row.name == "w") {
+      EXPECT_EQ(piece.writer % 2, piece.held.offset[1] == 0 ? 0u : 1u);
+      EXPECT_EQ(piece.held.extent, Shape({8, 5}));
+    }
+    if (row.name == "stage") {
+      EXPECT_LT(piece.writer, 3u);
+    }
+  }
+  EXPECT_EQ(bytes, (std::map<std::string, uint64_t>{{"w", 80}, {"norm", 6}, {"stage", 4}}));
+  for (const uint64_t load : plan.load) EXPECT_NEAR(static_cast<double>(load), 15, 5);
+  // What each rank holds is in its buffer: what it writes, and what its replicas write.
+  for (uint32_t rank = 0; rank < 6; ++rank) {
+    const Assignment assignment = AssignmentOf(plan, rank).value();
+    EXPECT_EQ(assignment.data_bytes + assignment.replicated_bytes, 40u + 6 + (rank < 3 ? 4 : 0));
+  }
+}
+
+TEST(Plan, KeepsAnAxisOfTheMeshAsOneEntry) {
+  std::vector<RankTable> ranks;
+  for (uint32_t rank = 0; rank < 12; ++rank) {
+    const int64_t slice = rank % 4;
+    ranks.push_back({{{"w", DType::kF32, {8}, {{rank, {{slice * 2}, {2}}}}}}, {}});
+  }
+  const TensorTable table = MergeTables(ranks).value();
+  ASSERT_EQ(table.rows.size(), 1u);
+  ASSERT_EQ(table.rows[0].boxes.size(), 4u);
+  for (uint32_t slice = 0; slice < 4; ++slice) {
+    const HeldBox& held = table.rows[0].boxes[slice];
+    EXPECT_EQ(std::tuple(held.rank, held.count, held.step), std::tuple(slice, 3u, 4u));
+    EXPECT_TRUE(held.is_held_by(slice + 8));
+    EXPECT_FALSE(held.is_held_by(slice + 12));
+    EXPECT_FALSE(held.is_held_by(slice + 1));
+  }
+  // Ranks that are not evenly spaced take more entries, and the same plan comes of it.
+  TensorTable apart = table;
+  apart.rows[0].boxes.clear();
+  for (uint32_t rank = 0; rank < 12; ++rank)
+    apart.rows[0].boxes.push_back(ranks[rank].rows[0].boxes[0]);
+  const Plan folded = MakePlan(table).value(), single = MakePlan(apart).value();
+  EXPECT_EQ(WritersOf(folded), WritersOf(single));
+  for (const uint32_t rank : {0u, 7u, 11u}) {
+    EXPECT_EQ(AssignmentOf(folded, rank)->layout_hash, AssignmentOf(single, rank)->layout_hash);
+  }
+}
+
+// Ranks may differ in what they tie: then each name has its own bytes.
+TEST(Plan, AnAliasThatARankHoldsApartIsATensorAgain) {
+  const auto row = [](std::string name, uint32_t rank) {
+    return TensorRow{std::move(name), DType::kF32, {4}, {{rank, {{0}, {4}}}}};
+  };
+  std::vector<RankTable> ranks = {{{row("a", 0)}, {{"b", "a"}, {"c", "a"}}},
+                                  {{row("a", 1), row("b", 1)}, {{"c", "a"}}}};
+  SettleAliases(ranks);
+  for (const RankTable& rank : ranks) {
+    EXPECT_EQ(rank.rows.size(), 2u);
+    EXPECT_THAT(rank.aliases, ElementsAre(std::pair<std::string, std::string>("c", "a")));
+  }
+  EXPECT_EQ(MergeTables(ranks)->rows.size(), 2u);
+}
+
+// The plan's own share of a large job: target 2 s on two cores (figure checkpoint.plan).
 TEST(Plan, AgreesOnAThousandRanksByTwentyThousandTensors) {
   TensorTable table{1000, {}};
   for (int i = 0; i < 20'000; ++i)

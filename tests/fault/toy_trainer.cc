@@ -1,9 +1,12 @@
 // The toy trainer of the fault tests. Its state is a pure function of (seed, step), so whatever a
 // restore brings is checked without a second copy:
 //   toy_trainer --steps N --step-ms M --ckpt-dir D --ckpt-every K --keep R --state-mb S
-//               [--finish-each 1] [--disk-rate BYTES_PER_SECOND] [--seed X] [--log FILE]
-//               [--watch-floor SECONDS --watch-poll SECONDS]
+//               [--sharded-mb M] [--finish-each 1] [--disk-rate BYTES_PER_SECOND] [--seed X]
+//               [--log FILE] [--watch-floor SECONDS --watch-poll SECONDS]
 //               [--stall data|backward|allreduce|read:RANK:STEP[:SECONDS]]
+//
+// With --sharded-mb the state is one of M MiB whatever the world, of which each rank holds a slice
+// of another length, and the digests of a step's ranks have one sum whatever the world.
 //
 // FILE gets a line a step and rank, before the update: "generation step rank digest", and
 // FILE.restores one a restore: "generation step rank source"; FILE.finished one when the last state
@@ -56,6 +59,7 @@ struct Options {
   int64_t every = 5;
   int keep = 3;
   double state_mb = 1;
+  double sharded_mb = 0;
   bool finish_each = false;
   uint64_t disk_rate = 0;
   uint32_t seed = 1;
@@ -96,6 +100,7 @@ std::optional<Options> Parse(int argc, char** argv) {
   number("--ckpt-every", options.every);
   number("--keep", options.keep);
   number("--state-mb", options.state_mb);
+  number("--sharded-mb", options.sharded_mb);
   number("--finish-each", options.finish_each);
   number("--disk-rate", options.disk_rate);
   number("--seed", options.seed);
@@ -141,33 +146,42 @@ class State {
         rank_(rank),
         world_(world),
         shared_(static_cast<size_t>(options.state_mb * (1 << 20)) / 2 / 4 + 1),
-        own_(shared_.size()) {}
+        is_sharded_(options.sharded_mb > 0),
+        whole_(is_sharded_ ? static_cast<size_t>(options.sharded_mb * (1 << 20)) / 4
+                           : shared_.size() * static_cast<size_t>(world)),
+        first_(FirstOf(rank)),
+        own_(FirstOf(rank + 1) - first_) {}
 
   void SetTo(int64_t step) {
     step_ = step;
     Fill(shared_, seed_, step, 0, 0);
-    Fill(own_, seed_, step, 1, static_cast<size_t>(rank_) * own_.size());
+    Fill(own_, seed_, step, 1, first_);
   }
 
   outlast::StateView view() {
     const auto whole = static_cast<int64_t>(shared_.size());
     const auto own = static_cast<int64_t>(own_.size());
     outlast::StateView view;
-    view.regions = {
-        {"shared", outlast::DType::kU32, {whole}, {}, {whole}, BytesOf(shared_)},
-        {"own", outlast::DType::kU32, {own * world_}, {own * rank_}, {own}, BytesOf(own_)},
-        {"step",
-         outlast::DType::kI64,
-         {},
-         {},
-         {},
-         std::as_writable_bytes(std::span(&step_, 1)),
-         outlast::RegionKind::kEager}};
+    view.regions = {{"shared", outlast::DType::kU32, {whole}, {}, {whole}, BytesOf(shared_)},
+                    {"own",
+                     outlast::DType::kU32,
+                     {static_cast<int64_t>(whole_)},
+                     {static_cast<int64_t>(first_)},
+                     {own},
+                     BytesOf(own_)},
+                    {"step",
+                     outlast::DType::kI64,
+                     {},
+                     {},
+                     {},
+                     std::as_writable_bytes(std::span(&step_, 1)),
+                     outlast::RegionKind::kEager}};
     view.extras["cursor"] = "{\"step\":" + std::to_string(step_) + "}";
     return view;
   }
 
   uint32_t Digest() const {
+    if (is_sharded_) return DigestOfSlice();
     const uint32_t shared = outlast::Crc32c(std::as_bytes(std::span(shared_)));
     return Mix(shared ^ Mix(outlast::Crc32c(std::as_bytes(std::span(own_)))) ^
                static_cast<uint32_t>(step_));
@@ -190,6 +204,21 @@ class State {
   }
 
  private:
+  // The first element of "own" that `rank` holds: equal slices, or ever longer ones.
+  size_t FirstOf(int rank) const {
+    const auto r = static_cast<size_t>(rank), world = static_cast<size_t>(world_);
+    return is_sharded_ ? whole_ * r * (r + 1) / (world * (world + 1)) : whole_ / world * r;
+  }
+
+  // Adds up to the same over the ranks of any world.
+  uint32_t DigestOfSlice() const {
+    uint32_t sum = 0;
+    for (size_t i = 0; i < own_.size(); ++i)
+      sum += Mix(own_[i] ^ Mix(static_cast<uint32_t>(first_ + i)));
+    if (rank_ == 0) sum += outlast::Crc32c(std::as_bytes(std::span(shared_)));
+    return sum;
+  }
+
   static std::span<std::byte> BytesOf(std::vector<uint32_t>& values) {
     return std::as_writable_bytes(std::span(values));
   }
@@ -199,6 +228,9 @@ class State {
   int world_;
   int64_t step_ = 0;
   std::vector<uint32_t> shared_;
+  bool is_sharded_;
+  size_t whole_;  // elements of "own" over all ranks
+  size_t first_;  // of them that this rank holds
   std::vector<uint32_t> own_;
 };
 

@@ -6,10 +6,12 @@
 #include <memory>
 #include <string>
 #include <string_view>
+#include <vector>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
+#include "outlast/checkpoint/restore.h"
 #include "outlast/checkpoint/state.h"
 
 namespace outlast {
@@ -58,6 +60,9 @@ struct CheckpointerOptions {
   bool restore_ahead = false;
   int buffers = 0;  // snapshots held per rank, 2 or 3; 0: 3 where they fit in half of the memory
   absl::Duration stall_limit = absl::Seconds(8);  // a snapshot not copied by then is given up
+  // Room for a rank's extras in each snapshot, in bytes: keys and values, and 8 for each pair; at
+  // most 16 MiB.
+  int64_t extras_bytes = int64_t{64} << 10;
 };
 
 struct CheckpointStats {
@@ -86,14 +91,22 @@ class Checkpointer {
 
   // Copies the newest step that all ranks have into `state`, and returns that step; 0 when there is
   // none. Memory first, then disk; a source whose bytes do not match their checksums on any rank is
-  // given up by all ranks together. Regions are matched by name, and each must have the saved dtype
-  // and shape. kInvalidArgument: names, dtypes or shapes differ, with the lists. kDataLoss:
-  // checkpoints exist, and none restores, with every candidate and its reason. kAborted: the
-  // generation ended.
-  absl::StatusOr<int64_t> Restore(const StateView& state);
-  // The extras of the restored step (of this rank, or of rank 0 when the world had fewer); empty at
-  // step 0.
+  // given up by all ranks together. Regions are matched by name over all ranks together, and each
+  // must have the saved dtype and shape, but for what `options` allow; no byte changes before that
+  // was checked. The world may be another than the saved one, and each rank may hold any box.
+  // kInvalidArgument: names, dtypes or shapes differ, with the lists of missing, unexpected and
+  // mismatched ones. kDataLoss: checkpoints exist, and none restores, with every candidate and its
+  // reason. kAborted: the generation ended.
+  absl::StatusOr<int64_t> Restore(const StateView& state, const RestoreOptions& options = {});
+  // What did not match in the last restore of Strictness::kMatching, over all ranks.
+  const MatchReport& restored_report() const;
+  // The extras of the restored step; empty at step 0. They are those that this rank saved; in a
+  // world that has grown, a rank that the saved one lacked gets those of rank 0.
   const Extras& restored_extras() const;
+  // Of every rank of the saved world, by rank, where its size was another than this one's: what was
+  // one rank's alone (a data cursor, a loader's state) is then the trainer's to share out anew.
+  // Empty where the world is the same, and at step 0.
+  const std::vector<Extras>& saved_extras() const;
 
   // Call it right before the update changes `kStable` regions: waits until the running snapshot has
   // copied them. kAborted: the generation ended; nothing of this step may be kept.
