@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <cmath>
 #include <cstring>
+#include <limits>
 #include <utility>
 
 #include "base/error.h"
@@ -17,7 +18,8 @@ namespace {
 // A step that all ranks can still see coming when it is announced: they are at most a step apart,
 // plus one for the notice.
 constexpr int64_t kNoticeSteps = 2;
-constexpr absl::Duration kAutoRetry = absl::Seconds(10);
+constexpr absl::Duration kFirstRetry = absl::Milliseconds(20);
+constexpr absl::Duration kLastRetry = absl::Seconds(10);
 constexpr absl::Duration kFirstCost = absl::Seconds(1);  // of a save, before one was seen
 constexpr uint32_t kExtraCountBytes = 64;                // before the pairs
 
@@ -556,14 +558,20 @@ int64_t SaveService::NewestStep() const {
 }
 
 // Asks all ranks for a step that none has reached. One that was past it already leaves the save
-// incomplete: then a later step is asked for.
+// incomplete: when all have passed it, a later step is asked for.
 void SaveService::AskForAutoSave() {
   auto_timer_.reset();
   if (writing_ || queued_) return;  // its end arms the timer again
-  int64_t newest = 0;
-  for (const HeldSteps& held : table_->Read()) newest = std::max(newest, held.newest());
-  table_->SetWantedStep(newest + kNoticeSteps);
-  auto_timer_ = keeper_.loop().RunAfter(kAutoRetry, [this] { AskForAutoSave(); });
+  int64_t newest = 0, oldest = std::numeric_limits<int64_t>::max();
+  for (const HeldSteps& held : table_->Read()) {
+    newest = std::max(newest, held.newest());
+    oldest = std::min(oldest, held.newest());
+  }
+  const int64_t wanted = table_->wanted_step();
+  if (wanted == kNoStep) auto_retry_ = kFirstRetry;
+  if (wanted == kNoStep || oldest >= wanted) table_->SetWantedStep(newest + kNoticeSteps);
+  auto_timer_ = keeper_.loop().RunAfter(auto_retry_, [this] { AskForAutoSave(); });
+  auto_retry_ = std::min(2 * auto_retry_, kLastRetry);
 }
 
 // --- Generations ---

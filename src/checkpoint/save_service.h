@@ -204,6 +204,7 @@ class SaveService final : public KeeperExtension {
   std::optional<EventLoop::TimerId> auto_timer_, beat_timer_;
   SaveCostMeter cost_;
   std::optional<IntervalTuner> interval_;
+  absl::Duration auto_retry_;
   int64_t started_ns_;
 
   std::optional<Common> base_;  // what memory has, as of the newest commit
