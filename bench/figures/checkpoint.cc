@@ -268,9 +268,6 @@ absl::StatusOr<double> TakeAround(Rank& rank, Root& root, int64_t step) {
                            CheckpointReader::Open(root.PathOf(saved.checkpoint)));
   OUTLAST_RETURN_IF_ERROR(reader->ReadState(rank.State()).status());
   const double restored = seconds_since(started);
-  if (std::getenv("OUTLAST_BENCH_PARTS") != nullptr)
-    fmt::print(stderr, "  seal {:.4f} persist {:.4f} restore {:.4f}\n", sealed, persisted,
-               restored);
   return sealed + persisted + restored;
 }
 

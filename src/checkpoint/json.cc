@@ -107,6 +107,8 @@ int NestingOf(std::string_view json) {
   return deepest;
 }
 
+size_t EndOfValue(std::string_view json, size_t at) { return AfterValue(json, at); }
+
 int OpenAt(std::string_view json) {
   int depth = 0;
   for (size_t at = 0; at < json.size();) {

@@ -20,6 +20,9 @@ std::string Quoted(std::string_view text);
 int NestingOf(std::string_view json);
 // Objects and arrays that are still open at the end of `json`, a beginning of a text.
 int OpenAt(std::string_view json);
+// The index after the value that begins at `at`. For text of unknown quality: the end at the
+// latest.
+size_t EndOfValue(std::string_view json, size_t at);
 
 // True for bytes that nlohmann's parser passes over but JSON forbids: a byte order mark, or a NUL
 // (which ends its input).

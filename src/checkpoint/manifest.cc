@@ -509,6 +509,13 @@ std::optional<Scanned> ScanBoxes(std::string_view text) {
   return Scanned{*std::move(boxes), WithoutList(text, list, list + scanner.position())};
 }
 
+// The list is passed over by its brackets.
+std::optional<Scanned> SkipBoxes(std::string_view text) {
+  const size_t list = FindTensors(text);
+  if (list == std::string_view::npos) return std::nullopt;
+  return Scanned{{}, WithoutList(text, list, EndOfValue(text, list - 1))};
+}
+
 std::vector<std::pair<std::string, std::string>> ReadAliases(Members& receipt) {
   std::vector<std::pair<std::string, std::string>> aliases;
   for (const json& entry : receipt.Array("aliases")) {
@@ -781,12 +788,16 @@ absl::StatusOr<HooksRecord> ParseHooks(std::string_view text) {
   return record;
 }
 
-absl::StatusOr<Receipt> ParseReceipt(std::string_view text) {
+namespace {
+
+enum class Tensors { kRead, kLeaveOut };
+
+absl::StatusOr<Receipt> ParseReceipt(std::string_view text, Tensors tensors) {
   OUTLAST_RETURN_IF_ERROR(CheckSelfCrc(text, "outlast.receipt"));
   if (text.size() > kMaxReceiptBytes) {
     return Refuse("outlast.receipt: {} bytes, at most {} wanted", text.size(), kMaxReceiptBytes);
   }
-  std::optional<Scanned> scanned = ScanBoxes(text);
+  std::optional<Scanned> scanned = tensors == Tensors::kRead ? ScanBoxes(text) : SkipBoxes(text);
   if (scanned) text = scanned->rest;
   OUTLAST_ASSIGN_OR_RETURN(const json object, Parse(text, "outlast.receipt", kMaxReceiptBytes));
   absl::Status status;
@@ -827,6 +838,18 @@ absl::StatusOr<Receipt> ParseReceipt(std::string_view text) {
     members.Fail("file", "fewer bytes than its tensors have");
   }
   OUTLAST_RETURN_IF_ERROR(status);
+  return receipt;
+}
+
+}  // namespace
+
+absl::StatusOr<Receipt> ParseReceipt(std::string_view text) {
+  return ParseReceipt(text, Tensors::kRead);
+}
+
+absl::StatusOr<Receipt> ParseReceiptWithoutTensors(std::string_view text) {
+  OUTLAST_ASSIGN_OR_RETURN(Receipt receipt, ParseReceipt(text, Tensors::kLeaveOut));
+  receipt.tensors.clear();
   return receipt;
 }
 

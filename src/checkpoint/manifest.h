@@ -176,6 +176,8 @@ absl::StatusOr<Latest> ParseLatest(std::string_view text);
 absl::StatusOr<std::vector<QuarantineEntry>> ParseQuarantine(std::string_view text);
 absl::StatusOr<HooksRecord> ParseHooks(std::string_view text);
 absl::StatusOr<Receipt> ParseReceipt(std::string_view text);
+// The same without `tensors`: neither read nor looked at.
+absl::StatusOr<Receipt> ParseReceiptWithoutTensors(std::string_view text);
 absl::StatusOr<Manifest> ParseManifest(std::string_view text);
 
 }  // namespace outlast

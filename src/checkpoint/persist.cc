@@ -63,7 +63,7 @@ absl::StatusOr<PersistResult> WriteAndCommit(Root& root, const PersistRequest& r
     if (receipt.file) result.bytes += receipt.file->bytes;
   }
   OUTLAST_ASSIGN_OR_RETURN(Manifest manifest, root.ComposeManifest(name, common.world));
-  OUTLAST_ASSIGN_OR_RETURN(const Listing listing, root.List());
+  OUTLAST_ASSIGN_OR_RETURN(const Listing listing, root.List(Root::Look::kFiles));
   manifest.ancestors = root.AncestorsOf(request.parent, listing);
   manifest.committed_by = {request.committer, root.claim(), request.generation};
   OUTLAST_RETURN_IF_ERROR(root.Commit(manifest));

@@ -264,6 +264,17 @@ absl::StatusOr<std::unique_ptr<CheckpointReader>> CheckpointReader::Open(
   return reader;
 }
 
+absl::Status CheckFiles(const std::string& folder, const Manifest& manifest) {
+  for (const ReceiptEntry& entry : manifest.receipts) {
+    OUTLAST_ASSIGN_OR_RETURN(const std::string text, ReadReceipt(folder, entry));
+    const auto receipt = ParseReceiptWithoutTensors(text);
+    if (!receipt.ok()) return Annotate(receipt.status(), folder + "/" + entry.name);
+    OUTLAST_RETURN_IF_ERROR(CheckSameSave(folder, manifest, entry, *receipt));
+    OUTLAST_RETURN_IF_ERROR(CheckShardSize(folder, *receipt));
+  }
+  return absl::OkStatus();
+}
+
 absl::Status CheckpointReader::Load() {
   OUTLAST_ASSIGN_OR_RETURN(manifest_, LoadManifest(folder_));
   for (const ReceiptEntry& entry : manifest_.receipts) {

@@ -129,6 +129,11 @@ class CheckpointReader {
   std::unordered_map<std::string_view, const SavedTensor*> by_name_;  // aliases too
 };
 
+// Are all files that the manifest names there, with the sizes that they should have, and the
+// receipts whole? What the receipts say of tensors is not looked at: a listing asks this of every
+// checkpoint. Errors as by CheckpointReader::Open.
+absl::Status CheckFiles(const std::string& folder, const Manifest& manifest);
+
 // Reads a rank's shard and checks its size, every chunk, and its own header against the receipt.
 std::vector<Damage> VerifyShard(const std::string& folder, const Receipt& receipt,
                                 IoMode mode = IoMode::kDirect, const OnBytes& on_bytes = {});

@@ -94,7 +94,8 @@ void MarkDamaged(CheckpointInfo& info, const absl::Status& status) {
   info.reason = MessageOf(status);
 }
 
-CheckpointInfo Inspect(const std::string& root, const std::string& name, const Id128& job) {
+CheckpointInfo Inspect(const std::string& root, const std::string& name, const Id128& job,
+                       Root::Look look) {
   CheckpointInfo info;
   info.name = name;
   info.step = ParseCheckpointName(name)->step;
@@ -131,8 +132,8 @@ CheckpointInfo Inspect(const std::string& root, const std::string& name, const I
     return info;
   }
   info.state = CheckpointState::kCommitted;
-  // Sizes of all files that it names, and the receipts' own checksums.
-  const absl::Status files = CheckpointReader::Open(folder).status();
+  const absl::Status files = look == Root::Look::kWhole ? CheckpointReader::Open(folder).status()
+                                                        : CheckFiles(folder, *info.manifest);
   if (!files.ok()) MarkDamaged(info, files);
   return info;
 }
@@ -457,7 +458,7 @@ absl::Status Root::CheckClaim() const {
   return absl::OkStatus();
 }
 
-absl::StatusOr<Listing> Root::List() const {
+absl::StatusOr<Listing> Root::List(Look look) const {
   Listing listing;
   OUTLAST_ASSIGN_OR_RETURN(listing.claims, ListClaims());
   OUTLAST_ASSIGN_OR_RETURN(const auto entries, ListFolder(path_));
@@ -473,7 +474,7 @@ absl::StatusOr<Listing> Root::List() const {
       listing.strangers.push_back({entry.name, link ? "a symlink, which is not followed"
                                                     : "a checkpoint's name, but not a folder"});
     } else {
-      listing.checkpoints.push_back(Inspect(path_, entry.name, job_));
+      listing.checkpoints.push_back(Inspect(path_, entry.name, job_, look));
     }
   }
   const auto quarantine = ReadSmall(fmt::format("{}/{}", path_, kQuarantineFile), kMaxSmallBytes);
@@ -721,7 +722,7 @@ absl::Status Root::Delete(std::string_view checkpoint) {
 
 absl::StatusOr<std::vector<std::string>> Root::Retain(const RetentionOptions& options,
                                                       std::span<const std::string> in_progress) {
-  OUTLAST_ASSIGN_OR_RETURN(const Listing listing, List());
+  OUTLAST_ASSIGN_OR_RETURN(const Listing listing, List(Look::kFiles));
   std::vector<std::string> deleted;
   for (std::string& name : ChooseDeletions(listing.checkpoints, options, in_progress)) {
     const absl::Status status = Delete(name);

@@ -214,9 +214,12 @@ class Root {
   // kAborted, naming the owner, once a larger claim of another run exists.
   absl::Status CheckClaim() const;
 
-  // Everything in the root, with the sizes of all files of committed checkpoints checked. A failed
-  // listing is an error.
-  absl::StatusOr<Listing> List() const;
+  // How closely committed checkpoints are looked at. kFiles: manifest, the receipts' checksums, the
+  // sizes of all files; a save need not read the tables of older ones again. kWhole: the receipts'
+  // tensors too.
+  enum class Look : uint8_t { kFiles, kWhole };
+  // Everything in the root. A failed listing is an error.
+  absl::StatusOr<Listing> List(Look look = Look::kWhole) const;
 
   // Draws a name for a checkpoint of `step`, makes its folder, and syncs the root.
   absl::StatusOr<std::string> NewCheckpoint(int64_t step);
