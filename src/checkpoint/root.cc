@@ -281,6 +281,11 @@ absl::Status Root::Identify() {
   if (!text.ok()) return text.status();
   const auto record = ParseRootRecord(*text);
   if (!record.ok()) return Annotate(record.status(), file);
+  // The id of a named job is made from its name: a record that says otherwise has lost a bit.
+  if (!record->name.empty() && Id128::FromName(record->name) != record->job) {
+    return Error(absl::StatusCode::kDataLoss, "{}: name '{}' makes job {}, the record says {}",
+                 file, record->name, Id128::FromName(record->name).hex(), record->job.hex());
+  }
   if (named && Id128::FromName(options_.job_name) != record->job) {
     return Error(absl::StatusCode::kFailedPrecondition,
                  "root {}: foreign: of job {}{}, --job '{}' is {}", path_, record->job.hex(),
@@ -460,6 +465,11 @@ absl::Status Root::CheckClaim() const {
 absl::StatusOr<Listing> Root::List() const {
   Listing listing;
   OUTLAST_ASSIGN_OR_RETURN(listing.claims, ListClaims());
+  for (const ClaimFile& claim : listing.claims) {
+    if (!claim.claim.has_value())
+      listing.notes.push_back(
+          fmt::format("{}/{}: cannot be read as a claim", kClaimsFolder, claim.number));
+  }
   OUTLAST_ASSIGN_OR_RETURN(const auto entries, ListFolder(path_));
   for (const FolderEntry& entry : entries) {
     const bool ours =
