@@ -19,7 +19,9 @@ inline constexpr char kShimKillAt[] = "OUTLAST_SHIM_KILL_AT";
 // "CALL:ERROR:FIRST", "CALL:ERROR:FIRST-LAST" or "CALL:ERROR:FIRST+": the counted calls of that
 // name with these numbers (from 1) fail with ERROR (a name such as EIO) instead of being made;
 // ERROR `short` halves what write and pwrite are given, `delayN` only holds the call up for 0 to N
-// ms, `sleepN` for N ms. CALL `any` means all.
+// ms, `sleepN` for N ms. CALL `any` means all. CALL `open_to_read`, `opendir`, `read` and `pread`
+// take an error name alone; they are numbered from the start, from_save or not, and are no counted
+// calls.
 inline constexpr char kShimFault[] = "OUTLAST_SHIM_FAULT";
 inline constexpr char kShimSeed[] = "OUTLAST_SHIM_SEED";  // of the delays, by the call's number
 

@@ -1,7 +1,9 @@
 // Stands between a program and the C library for every call that creates, writes, syncs, allocates,
 // links, renames, truncates or removes: counts those that concern one checkpoint root, kills the
-// whole job after the k-th, or makes some of them fail. It is linked into the program, not
+// whole job after the k-th, or makes some of them fail. Calls that read are never counted, and fail
+// when they are named. It is linked into the program, not
 // preloaded, so that it works in sanitizer builds too. kill_page.h lists its environment.
+#include <dirent.h>
 #include <fcntl.h>
 #include <pthread.h>
 #include <signal.h>
@@ -188,8 +190,19 @@ class Call {
   bool has_fault_ = false;
 };
 
+// A call that reads: true, and errno, where it has to fail. A kind of its own: `any` is not meant.
+bool FailsToRead(const char* name, bool concerns_root) {
+  if (!concerns_root || strcmp(shim.fault.call, name) != 0) return false;
+  const uint32_t number = shim.page->named.fetch_add(1) + 1;
+  if (number < shim.fault.first || number > shim.fault.last) return false;
+  shim.page->faults.fetch_add(1);
+  errno = shim.fault.error;
+  return true;
+}
+
 int Open(int folder, const char* path, int flags, mode_t mode) {
   const bool concerns_root = IsCounted(folder, path);
+  if ((flags & O_CREAT) == 0 && FailsToRead("open_to_read", concerns_root)) return -1;
   Call call("open", concerns_root && (flags & O_CREAT) != 0);
   const auto fd =
       static_cast<int>(call([&] { return syscall(SYS_openat, folder, path, flags, mode); }));
@@ -222,6 +235,11 @@ ssize_t WriteAt(int fd, const void* data, size_t bytes, off_t at) {
   size_t count = call.Cut(bytes);
   if (count < bytes && count >= 4096) count = count / 4096 * 4096;
   return call([&] { return syscall(SYS_pwrite64, fd, data, count, at); });
+}
+
+ssize_t ReadAt(int fd, void* data, size_t bytes, off_t at) {
+  if (FailsToRead("pread", IsCounted(fd))) return -1;
+  return syscall(SYS_pread64, fd, data, bytes, at);
 }
 
 void CountCommit(const char* path) {
@@ -312,6 +330,21 @@ ssize_t pwrite(int fd, const void* data, size_t bytes, off_t at) {
 }
 ssize_t pwrite64(int fd, const void* data, size_t bytes, off64_t at) {
   return WriteAt(fd, data, bytes, at);
+}
+ssize_t read(int fd, void* data, size_t bytes) {
+  if (FailsToRead("read", IsCounted(fd))) return -1;
+  return syscall(SYS_read, fd, data, bytes);
+}
+ssize_t pread(int fd, void* data, size_t bytes, off_t at) { return ReadAt(fd, data, bytes, at); }
+ssize_t pread64(int fd, void* data, size_t bytes, off64_t at) {
+  return ReadAt(fd, data, bytes, at);
+}
+DIR* opendir(const char* path) {
+  if (FailsToRead("opendir", IsCounted(path))) return nullptr;
+  // A descriptor that is not counted: the library reads it by calls of its own.
+  const auto fd = static_cast<int>(
+      syscall(SYS_openat, AT_FDCWD, path, O_RDONLY | O_DIRECTORY | O_CLOEXEC | O_NONBLOCK));
+  return fd < 0 ? nullptr : fdopendir(fd);
 }
 ssize_t writev(int fd, const iovec* parts, int count) {
   Call call("writev", IsCounted(fd));
