@@ -29,7 +29,7 @@ class LoopDisk {
   // A new, empty one of `mib` MiB. False: not allowed here.
   bool Make(int mib) {
     return Shell("truncate -s " + std::to_string(mib) + "M " + image_ +
-                 " && mkfs.ext4 -q -F -m 0 " + image_) &&
+                 " && mkfs.ext4 -q -F -b 4096 -m 0 " + image_) &&
            Mount();
   }
   // Of an image that is there. ext4 replays its journal first.
