@@ -11,13 +11,12 @@
 #include <unistd.h>
 
 #include <algorithm>
-#include <condition_variable>
 #include <cstdarg>
 #include <functional>
 #include <map>
 #include <memory>
-#include <mutex>
 #include <random>
+#include <semaphore>
 #include <set>
 #include <string>
 #include <thread>
@@ -49,52 +48,42 @@ class Stage {
 
   // Runs all to their ends.
   void Play(const std::vector<std::function<void()>>& parts) {
+    turns_.clear();
+    for (size_t i = 0; i < parts.size(); ++i)
+      turns_.push_back(std::make_unique<std::binary_semaphore>(0));
+    alive_.clear();
+    for (size_t i = 0; i < parts.size(); ++i) alive_.push_back(i);
     std::vector<std::thread> actors;
-    alive_.assign(parts.size(), true);
-    turn_ = random_() % parts.size();
     for (size_t i = 0; i < parts.size(); ++i) {
       actors.emplace_back([this, i, &part = parts[i]] {
-        AwaitTurn(i);
+        turns_[i]->acquire();
         part();
-        Leave(i);
+        std::erase(alive_, i);
+        if (!alive_.empty()) turns_[Next()]->release();
       });
     }
+    turns_[Next()]->release();
     for (std::thread& actor : actors) actor.join();
   }
 
-  // By the one whose turn it is: perhaps another one's now.
+  // By the one whose turn it is: one time in `one_in` it is perhaps another one's now.
   void MaySwitch(size_t self, uint32_t one_in) {
     if (random_() % one_in != 0) return;
-    PassTurn();
-    AwaitTurn(self);
+    const size_t next = Next();
+    if (next == self) return;
+    turns_[next]->release();
+    turns_[self]->acquire();
   }
   std::mt19937& random() { return random_; }
   absl::Duration now;
 
  private:
-  void AwaitTurn(size_t self) {
-    std::unique_lock lock(mutex_);
-    changed_.wait(lock, [&] { return turn_ == self; });
-  }
-  void PassTurn() {
-    std::vector<size_t> others;
-    for (size_t i = 0; i < alive_.size(); ++i)
-      if (alive_[i]) others.push_back(i);
-    if (others.empty()) return;
-    const std::unique_lock lock(mutex_);
-    turn_ = others[random_() % others.size()];
-    changed_.notify_all();
-  }
-  void Leave(size_t self) {
-    alive_[self] = false;
-    PassTurn();
-  }
+  size_t Next() { return alive_[random_() % alive_.size()]; }
 
+  // All of it belongs to the one whose turn it is.
   std::mt19937 random_;
-  std::mutex mutex_;
-  std::condition_variable changed_;
-  size_t turn_ = 0;
-  std::vector<bool> alive_;
+  std::vector<size_t> alive_;
+  std::vector<std::unique_ptr<std::binary_semaphore>> turns_;
 };
 
 struct Actor {
@@ -107,7 +96,7 @@ struct Actor {
   // more.
   bool MayAct() {
     if (is_dead) return false;
-    stage->MaySwitch(index, 3);
+    stage->MaySwitch(index, 4);
     if (operations_left > 0 && --operations_left == 0) is_dead = true;
     return !is_dead;
   }
@@ -213,7 +202,8 @@ void IsOneHistory(const Facts& facts, const std::vector<std::string>& candidates
 }
 
 void ManifestsStay(Facts& facts, const std::string& path) {
-  for (const FolderEntry& entry : ListFolder(path).value()) {
+  const std::vector<FolderEntry> entries = ListFolder(path).value();
+  for (const FolderEntry& entry : entries) {
     if (!ParseCheckpointName(entry.name)) continue;
     const auto text = ReadSmall(path + "/" + entry.name + "/MANIFEST.json", kMaxManifestBytes);
     if (!text.ok() || facts.damaged.contains(entry.name)) continue;
@@ -430,13 +420,13 @@ class Schedule {
   void Run() {
     const int keep_last = 1 + static_cast<int>(Draw(3));
     const uint32_t world = 1 + Draw(2);
-    const uint32_t phases = 1 + Draw(4);
+    const uint32_t phases = 1 + Draw(3);
     for (uint32_t phase = 0; phase < phases && !::testing::Test::HasFailure(); ++phase) {
       std::vector<std::function<void()>> parts;
       const uint32_t actors = 1 + Draw(3);
       for (uint32_t i = 0; i < actors; ++i) {
         Plans plans;
-        plans.saves = static_cast<int>(Draw(4));
+        plans.saves = static_cast<int>(Draw(3));
         plans.world = world;
         plans.keep_last = keep_last;
         plans.fresh = Draw(10) == 0;
