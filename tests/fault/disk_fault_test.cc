@@ -16,6 +16,7 @@ using ::testing::AnyOf;
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 using ::testing::IsSupersetOf;
+using ::testing::Not;
 
 size_t StepsTrained(CkptJob& job) {
   const std::string log = job.launched().Read("log");
@@ -147,6 +148,53 @@ TEST(FailingRead, ForGoodRefusesTheJobAndLosesNothing) {
     EXPECT_EQ(job.Tool("ls"), 0);
     // A shard that could not be read is in quarantine until somebody verifies it.
     EXPECT_THAT(job.launched().Read("tool.out"), HasSubstr("step 20  committed"));
+  }
+}
+
+// --- File systems that lack something
+
+// No error at all: what a file system refuses is done in another way.
+TEST(PoorFileSystem, TakesSavesWithoutOneComplaint) {
+  for (const char* fault : {"pwrite:EINVAL:1",  // O_DIRECT, refused at the first block only
+                            "fallocate:EOPNOTSUPP:1+", "sync_file_range:ENOSYS:1+", "link:EPERM:1+",
+                            "link:EOPNOTSUPP:1+", "pwrite:short:1+", "pwrite:EINTR:1",
+                            "write:EINTR:1", "fallocate:EINTR:1"}) {
+    SCOPED_TRACE(fault);
+    CkptJob job;
+    job.world = 2;
+    SaveFourTimes(job);
+    ASSERT_EQ(job.Run(ShimOrder{.from_save = 1, .fault = fault}), 0) << job.Said();
+    EXPECT_TRUE(job.page().faults > 0 || std::string(fault).starts_with("sync_file_range"));
+    EXPECT_THAT(job.Said(), Not(HasSubstr("training goes on")));
+    EXPECT_EQ(job.CommittedSteps().back(), 40);
+    EXPECT_EQ(job.Tool("verify"), 0) << job.launched().Read("tool.out");
+    job.trainer["--steps"] = "45";
+    ASSERT_EQ(job.Run(), 0) << job.Said();
+    EXPECT_EQ(job.RestoredStep(), 40);
+  }
+}
+
+// --- Clocks
+
+// By up to a year, at each reading: which checkpoint is newer, who holds a root and when something
+// is due is never the wall clock's to say.
+TEST(WallClock, MayJumpAsItLikes) {
+  const uint32_t seed = DrawSeed();
+  CkptJob job;
+  job.world = 2;
+  job.trainer["--keep"] = "2";
+  int64_t steps = 0;
+  for (uint32_t run = 0; run < 4; ++run) {
+    job.trainer["--steps"] = std::to_string(steps + 40);
+    ASSERT_EQ(job.Run(ShimOrder{.seed = seed + run, .clock_jumps_s = 365 * 86400}), 0)
+        << job.Said();
+    EXPECT_GT(job.page().clock_readings, 0u);
+    EXPECT_EQ(job.RestoredStep(), steps);
+    steps += 40;
+    EXPECT_EQ(job.CommittedSteps().back(), steps);
+    EXPECT_LE(job.CommittedSteps().size(), 2u);
+    EXPECT_THAT(job.Said(), Not(HasSubstr("training goes on")));
+    ASSERT_EQ(job.Tool("verify"), 0) << job.launched().Read("tool.out");
   }
 }
 

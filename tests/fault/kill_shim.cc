@@ -46,6 +46,7 @@ struct Shim {
   uint32_t from_save = 0;
   uint32_t kill_at = 0;
   uint32_t seed = 0;
+  uint32_t clock_jumps_s = 0;
   Fault fault;
 };
 
@@ -103,6 +104,7 @@ uint32_t NumberFrom(const char* name) {
   shim.from_save = NumberFrom(outlast::testing::kShimFromSave);
   shim.kill_at = NumberFrom(outlast::testing::kShimKillAt);
   shim.seed = NumberFrom(outlast::testing::kShimSeed);
+  shim.clock_jumps_s = NumberFrom(outlast::testing::kShimClockJumps);
   if (const char* fault = getenv(outlast::testing::kShimFault)) shim.fault = ParseFault(fault);
   shim.page = static_cast<KillPage*>(page);
   AddProcess();
@@ -383,6 +385,18 @@ int rename(const char* from, const char* to) noexcept {
 int renameat2(int from_folder, const char* from, int to_folder, const char* to,
               unsigned flags) noexcept {
   return Rename(from_folder, from, to_folder, to, flags);
+}
+
+// The wall clock, and no other: each reading is off by a while of its own.
+int clock_gettime(clockid_t clock, timespec* time) noexcept {
+  const auto result = static_cast<int>(syscall(SYS_clock_gettime, clock, time));
+  if (result != 0 || clock != CLOCK_REALTIME || shim.clock_jumps_s == 0) return result;
+  static std::atomic<uint64_t> readings;
+  const uint64_t x = (shim.seed + readings.fetch_add(1) + 1) * 0x9e3779b97f4a7c15U;
+  time->tv_sec += static_cast<time_t>((x >> 32) % (2 * uint64_t{shim.clock_jumps_s} + 1)) -
+                  static_cast<time_t>(shim.clock_jumps_s);
+  shim.page->clock_readings.fetch_add(1);
+  return 0;
 }
 
 int unlink(const char* path) noexcept { return Remove("unlink", AT_FDCWD, path, 0); }
