@@ -80,8 +80,8 @@ absl::StatusOr<PersistResult> Persist(Root& root, const PersistRequest& request)
   auto result = WriteAndCommit(root, request, name);
   if (!result.ok()) {
     // Whatever lies there without a manifest is invisible; a failing clean-up is left to the next
-    // retention.
-    root.Delete(name).IgnoreError();
+    // retention. Who has lost the root cleans nothing up: the new owner may have committed it.
+    if (root.CheckClaim().ok()) root.Delete(name).IgnoreError();
     return Annotate(result.status(),
                     fmt::format("save of step {} to {}", request.step, root.PathOf(name)));
   }

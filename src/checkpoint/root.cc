@@ -199,6 +199,16 @@ absl::Status SweepTemps(const std::string& folder) {
   return absl::OkStatus();
 }
 
+// Another newcomer may sweep our temp away between its creation and its link.
+absl::Status CreateBesideSweepers(const std::string& folder, const std::string& name,
+                                  std::string_view text) {
+  constexpr int kTries = 8;
+  absl::Status created = CreateWhole(folder, name, text);
+  for (int i = 1; i < kTries && absl::IsNotFound(created); ++i)
+    created = CreateWhole(folder, name, text);
+  return created;
+}
+
 }  // namespace
 
 OwnerIdentity OwnerIdentity::Self() {
@@ -272,7 +282,7 @@ absl::Status Root::Identify() {
       return absl::OkStatus();
     }
     OUTLAST_ASSIGN_OR_RETURN(text, ToText(record));
-    const absl::Status created = CreateWhole(path_, std::string(kRootFile), *text);
+    const absl::Status created = CreateBesideSweepers(path_, std::string(kRootFile), *text);
     // Two first starts at once: one of them made it.
     if (absl::IsAlreadyExists(created))
       text = ReadSmall(file, kMaxSmallBytes);
@@ -282,6 +292,11 @@ absl::Status Root::Identify() {
   if (!text.ok()) return text.status();
   const auto record = ParseRootRecord(*text);
   if (!record.ok()) return Annotate(record.status(), file);
+  // The id of a named job is made from its name: a record that says otherwise has lost a bit.
+  if (!record->name.empty() && Id128::FromName(record->name) != record->job) {
+    return Error(absl::StatusCode::kDataLoss, "{}: name '{}' makes job {}, the record says {}",
+                 file, record->name, Id128::FromName(record->name).hex(), record->job.hex());
+  }
   if (named && Id128::FromName(options_.job_name) != record->job) {
     return Error(absl::StatusCode::kFailedPrecondition,
                  "root {}: foreign: of job {}{}, --job '{}' is {}", path_, record->job.hex(),
@@ -393,7 +408,7 @@ absl::Status Root::TakeClaim() {
       continue;
     }
     OUTLAST_ASSIGN_OR_RETURN(const uint64_t largest, LargestClaim());
-    const absl::Status made = CreateWhole(folder, std::to_string(largest + 1), text);
+    const absl::Status made = CreateBesideSweepers(folder, std::to_string(largest + 1), text);
     if (absl::IsAlreadyExists(made))
       continue;  // another newcomer was first: it is judged in its turn
     OUTLAST_RETURN_IF_ERROR(made);
@@ -461,6 +476,11 @@ absl::Status Root::CheckClaim() const {
 absl::StatusOr<Listing> Root::List(Look look) const {
   Listing listing;
   OUTLAST_ASSIGN_OR_RETURN(listing.claims, ListClaims());
+  for (const ClaimFile& claim : listing.claims) {
+    if (!claim.claim.has_value())
+      listing.notes.push_back(
+          fmt::format("{}/{}: cannot be read as a claim", kClaimsFolder, claim.number));
+  }
   OUTLAST_ASSIGN_OR_RETURN(const auto entries, ListFolder(path_));
   for (const FolderEntry& entry : entries) {
     const bool ours =
@@ -650,8 +670,10 @@ absl::StatusOr<std::vector<std::string>> Root::RollForward(std::span<const std::
     if (std::ranges::find(in_progress, info.name) != in_progress.end()) continue;
     const std::string folder = PathOf(info.name);
     RollForwardView view{info.name, false, {}, std::nullopt, listing.claims};
-    OUTLAST_ASSIGN_OR_RETURN(const auto entries, ListFolder(folder));
-    for (const FolderEntry& entry : entries) {
+    const auto entries = ListFolder(folder);
+    if (absl::IsNotFound(entries.status())) continue;  // its former owner gave it up just now
+    if (!entries.ok()) return entries.status();
+    for (const FolderEntry& entry : *entries) {
       if (!entry.name.ends_with(".receipt.json")) continue;
       const auto text = ReadSmall(folder + "/" + entry.name, kMaxReceiptBytes);
       view.receipts.push_back(text.ok() ? ParseReceipt(*text)
@@ -674,13 +696,17 @@ absl::StatusOr<std::vector<std::string>> Root::RollForward(std::span<const std::
         receipt = Error(absl::StatusCode::kDataLoss, "{}: {}", damages[0].file, damages[0].message);
     }
     if (!JudgeRollForward(view, options_.run).commit) continue;
-    OUTLAST_ASSIGN_OR_RETURN(Manifest manifest,
-                             ComposeManifest(info.name, view.receipts.front()->world));
+    auto composed = ComposeManifest(info.name, view.receipts.front()->world);
+    if (absl::IsNotFound(composed.status())) continue;
+    if (!composed.ok()) return composed.status();
+    Manifest manifest = *std::move(composed);
     manifest.ancestors = AncestorsOf(manifest.parent, listing);
     if (view.hooks.has_value()) manifest.hooks = view.hooks->hooks;
     manifest.committed_by = by;
     OUTLAST_ASSIGN_OR_RETURN(const std::string text, ToText(manifest));
-    OUTLAST_RETURN_IF_ERROR(LinkManifest(folder, manifest, text));
+    const absl::Status linked = LinkManifest(folder, manifest, text);
+    if (absl::IsNotFound(linked)) continue;
+    OUTLAST_RETURN_IF_ERROR(linked);
     committed.push_back(info.name);
   }
   return committed;
@@ -723,6 +749,9 @@ absl::Status Root::Delete(std::string_view checkpoint) {
 absl::StatusOr<std::vector<std::string>> Root::Retain(const RetentionOptions& options,
                                                       std::span<const std::string> in_progress) {
   OUTLAST_ASSIGN_OR_RETURN(const Listing listing, List(Look::kFiles));
+  // After the listing: what it shows is then from before any newer claim, so that nothing of a
+  // newer owner is deleted, be it still incomplete.
+  if (claim() != 0) OUTLAST_RETURN_IF_ERROR(CheckClaim());
   std::vector<std::string> deleted;
   for (std::string& name : ChooseDeletions(listing.checkpoints, options, in_progress)) {
     const absl::Status status = Delete(name);

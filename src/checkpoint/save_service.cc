@@ -63,6 +63,7 @@ SaveService::~SaveService() {
   *alive_ = false;
   if (auto_timer_) keeper_.loop().Cancel(*auto_timer_);
   if (beat_timer_) keeper_.loop().Cancel(*beat_timer_);
+  if (limit_timer_) keeper_.loop().Cancel(*limit_timer_);
   Hurry();
   persist_.reset();
   io_.reset();
@@ -432,7 +433,48 @@ void SaveService::StartSave(Save save) {
     if (result.ok()) Retire(*opened->root, request, *result);
   });
   cost_.SaveBegan(Clock::Real().Uptime(), NewestStep());
+  const absl::Duration limit = SaveLimit();
+  limit_timer_ = keeper_.loop().RunAfter(limit, [this, save, limit] { GiveUp(save, limit); });
   writing_ = std::move(save);
+}
+
+absl::Duration SaveService::SaveLimit() const {
+  double bytes = 0;
+  for (const Assignment& assignment : assignments_)
+    bytes += static_cast<double>(assignment.image_bytes());
+  double rate = 50e6;
+  if (limiter_->bytes_per_second() != 0)
+    rate = std::min(rate, static_cast<double>(limiter_->bytes_per_second()));
+  return options_.save_floor + absl::Seconds(bytes / rate);
+}
+
+// The disk hangs, perhaps for ever. Its thread cannot be called back, so no other save begins; but
+// all who wait are told, and if it ends after all, its checkpoint counts.
+void SaveService::GiveUp(const Save& save, absl::Duration limit) {
+  limit_timer_.reset();
+  overdue_ = Error(absl::StatusCode::kDeadlineExceeded,
+                   "save of step {} to {}: not durable after its deadline of {}; the disk hangs",
+                   save.step, opened_->root->path(), absl::FormatDuration(limit));
+  options_.observer.on_failed(save.step, overdue_);
+  TellRanks(save.step, overdue_);
+  if (save.last || (queued_ && queued_->last))
+    keeper_.Dispatch(StopPersisted{save.last ? save.step : queued_->step, false});
+  if (finishers_.empty()) return;
+  while (!finishers_.empty()) AnswerFinishers(finishers_.begin()->first, overdue_);
+  keeper_.Dispatch(FinalSaveFailed{std::string(MessageOf(overdue_))});
+}
+
+void SaveService::TellRanks(int64_t step, const absl::Status& status) {
+  Message event;
+  event.kind = MessageKind::kSaveEvent;
+  event.payload = PayloadWriter()
+                      .Int(step)
+                      .Int(static_cast<uint8_t>(status.ok()))
+                      .Text(MessageOf(status))
+                      .bytes();
+  for (int slot = 0; slot < world_; ++slot) {
+    if (keeper_.is_joined(slot)) keeper_.Send(slot, event);
+  }
 }
 
 // Somebody waits for a save: the rate limit rests until it has ended.
@@ -441,6 +483,8 @@ void SaveService::Hurry() { limiter_->Lift(); }
 void SaveService::OnSaveEnded(const Save& save, const absl::StatusOr<PersistResult>& result) {
   writing_.reset();
   cost_.SaveEnded(Clock::Real().Uptime(), NewestStep());
+  const bool was_given_up = !std::exchange(overdue_, absl::OkStatus()).ok();
+  if (limit_timer_) keeper_.loop().Cancel(*std::exchange(limit_timer_, std::nullopt));
   for (size_t slot = 0; slot < save.held.size(); ++slot) {
     buffers_[slot][static_cast<size_t>(save.held[slot]->buffer)].control().Unpin(
         BufferPin::kPersist, save.held[slot]->turn);
@@ -456,17 +500,8 @@ void SaveService::OnSaveEnded(const Save& save, const absl::StatusOr<PersistResu
     if (result.status().code() == absl::StatusCode::kAborted)
       keeper_.Dispatch(RootLost{std::string(MessageOf(result.status()))});
   }
-  Message event;
-  event.kind = MessageKind::kSaveEvent;
-  event.payload = PayloadWriter()
-                      .Int(save.step)
-                      .Int(static_cast<uint8_t>(result.ok()))
-                      .Text(MessageOf(result.status()))
-                      .bytes();
-  for (int slot = 0; slot < world_; ++slot) {
-    if (keeper_.is_joined(slot)) keeper_.Send(slot, event);
-  }
-  if (save.last) keeper_.Dispatch(StopPersisted{save.step, result.ok()});
+  TellRanks(save.step, result.status());
+  if (save.last && !was_given_up) keeper_.Dispatch(StopPersisted{save.step, result.ok()});
   if (result.ok()) {
     AnswerFinishers(save.step, absl::OkStatus());
   } else if (finishers_.contains(save.step)) {
@@ -494,6 +529,10 @@ void SaveService::OnFinishAsked(int slot, const Message& message) {
   if (is_durable || what == FinishAsk::kQuery) {
     return keeper_.Answer(slot, message.request, absl::OkStatus(),
                           PayloadWriter().Int(static_cast<uint8_t>(is_durable)).bytes());
+  }
+  if (!overdue_.ok()) {
+    keeper_.Answer(slot, message.request, overdue_);
+    return keeper_.Dispatch(FinalSaveFailed{std::string(MessageOf(overdue_))});
   }
   Hurry();
   finishers_[step].push_back({slot, message.request});

@@ -56,6 +56,10 @@ struct SaveServiceOptions {
   // Bounds of Every::Auto's interval on disk.
   absl::Duration shortest_auto = absl::Seconds(5);
   absl::Duration longest_auto = absl::Minutes(30);
+  // A save that takes longer than this and its bytes at 50 MB/s (or at the rate that the trainer
+  // wants) is given up: nobody waits for it any more, while its thread may still hang in the
+  // kernel.
+  absl::Duration save_floor = absl::Seconds(60);
   SaveObserver observer;
 };
 
@@ -139,6 +143,9 @@ class SaveService final : public KeeperExtension {
   void QueueSave(Save save);
   void StartSave(Save save);
   void OnSaveEnded(const Save& save, const absl::StatusOr<PersistResult>& result);
+  absl::Duration SaveLimit() const;
+  void GiveUp(const Save& save, absl::Duration limit);
+  void TellRanks(int64_t step, const absl::Status& status);
   PersistRequest RequestOf(const Save& save) const;
   void AnswerFinishers(int64_t step, const absl::Status& status);
   void SaveForFinishers(int64_t step);
@@ -201,7 +208,8 @@ class SaveService final : public KeeperExtension {
   bool committed_here_ = false;
   std::map<int64_t, std::vector<Waiter>> finishers_;
   std::set<int64_t> retried_;
-  std::optional<EventLoop::TimerId> auto_timer_, beat_timer_;
+  std::optional<EventLoop::TimerId> auto_timer_, beat_timer_, limit_timer_;
+  absl::Status overdue_;  // of the save that is being written, once it is given up
   SaveCostMeter cost_;
   std::optional<IntervalTuner> interval_;
   absl::Duration auto_retry_;

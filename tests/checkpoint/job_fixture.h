@@ -87,6 +87,7 @@ struct Seen {
   std::vector<std::string> failures;
   std::vector<int64_t> durable;
   std::function<void(int64_t step)> on_durable = [](int64_t) {};
+  std::function<void()> on_failed = [] {};
   std::atomic<int64_t> skipped{0};
   std::atomic<int64_t> reached{0};
   std::atomic<int64_t> sealed{0};  // by one rank
@@ -100,6 +101,7 @@ inline void RunJob(JobSpec spec, Seen& seen) {
     spec.service.observer.on_note = [&](const std::string& line) { seen.notes.push_back(line); };
     spec.service.observer.on_failed = [&](int64_t, const absl::Status& error) {
       seen.failures.emplace_back(MessageOf(error));
+      seen.on_failed();
     };
     spec.service.observer.on_durable = [&](int64_t step, const PersistResult&) {
       seen.durable.push_back(step);

@@ -21,6 +21,7 @@ struct ShimOrder {
   int kill_at = 0;
   std::string fault;
   uint32_t seed = 0;
+  uint32_t clock_jumps_s = 0;
 };
 
 // A line of the trainer's restore log.
@@ -150,7 +151,7 @@ class CkptJob {
  private:
   static void Disarm() {
     for (const char* name :
-         {kShimPage, kShimRoot, kShimFromSave, kShimKillAt, kShimFault, kShimSeed})
+         {kShimPage, kShimRoot, kShimFromSave, kShimKillAt, kShimFault, kShimSeed, kShimClockJumps})
       unsetenv(name);
   }
 
@@ -168,6 +169,7 @@ class CkptJob {
     setenv(kShimFromSave, std::to_string(order.from_save).c_str(), 1);
     setenv(kShimKillAt, std::to_string(order.kill_at).c_str(), 1);
     setenv(kShimSeed, std::to_string(order.seed).c_str(), 1);
+    setenv(kShimClockJumps, std::to_string(order.clock_jumps_s).c_str(), 1);
     if (!order.fault.empty()) setenv(kShimFault, order.fault.c_str(), 1);
   }
 

@@ -19,20 +19,25 @@ inline constexpr char kShimKillAt[] = "OUTLAST_SHIM_KILL_AT";
 // "CALL:ERROR:FIRST", "CALL:ERROR:FIRST-LAST" or "CALL:ERROR:FIRST+": the counted calls of that
 // name with these numbers (from 1) fail with ERROR (a name such as EIO) instead of being made;
 // ERROR `short` halves what write and pwrite are given, `delayN` only holds the call up for 0 to N
-// ms, `sleepN` for N ms. CALL `any` means all.
+// ms, `sleepN` for N ms. CALL `any` means all. CALL `open_to_read`, `opendir`, `read` and `pread`
+// take an error name alone; they are numbered from the start, from_save or not, and are no counted
+// calls.
 inline constexpr char kShimFault[] = "OUTLAST_SHIM_FAULT";
+// Each reading of the wall clock is off by up to so many seconds, either way.
+inline constexpr char kShimClockJumps[] = "OUTLAST_SHIM_CLOCK_JUMPS";
 inline constexpr char kShimSeed[] = "OUTLAST_SHIM_SEED";  // of the delays, by the call's number
 
 struct KillPage {
-  std::atomic<uint32_t> saves;      // checkpoint folders that were created
-  std::atomic<uint32_t> calls;      // counted
-  std::atomic<uint32_t> named;      // counted calls of the fault's name
-  std::atomic<uint32_t> faults;     // made to fail, or cut short
-  std::atomic<uint32_t> killed;     // 1: the k-th call was reached
-  std::atomic<uint32_t> commits;    // manifests that were linked
-  std::atomic<pid_t> committer;     // the process that linked the first
-  std::atomic<uint32_t> strangers;  // manifests that another process linked
-  std::atomic<uint32_t> pid_count;  // processes of the job: each adds itself when it starts
+  std::atomic<uint32_t> saves;           // checkpoint folders that were created
+  std::atomic<uint32_t> calls;           // counted
+  std::atomic<uint32_t> named;           // counted calls of the fault's name
+  std::atomic<uint32_t> faults;          // made to fail, or cut short
+  std::atomic<uint32_t> killed;          // 1: the k-th call was reached
+  std::atomic<uint32_t> clock_readings;  // of a clock that jumps
+  std::atomic<uint32_t> commits;         // manifests that were linked
+  std::atomic<pid_t> committer;          // the process that linked the first
+  std::atomic<uint32_t> strangers;       // manifests that another process linked
+  std::atomic<uint32_t> pid_count;       // processes of the job: each adds itself when it starts
   std::array<std::atomic<pid_t>, 256> pids;
   // The counted calls by number - 1, for people: "fdatasync".
   std::array<std::array<char, 24>, 256> names;

@@ -1,7 +1,9 @@
 // Stands between a program and the C library for every call that creates, writes, syncs, allocates,
 // links, renames, truncates or removes: counts those that concern one checkpoint root, kills the
-// whole job after the k-th, or makes some of them fail. It is linked into the program, not
+// whole job after the k-th, or makes some of them fail. Calls that read are never counted, and fail
+// when they are named. It is linked into the program, not
 // preloaded, so that it works in sanitizer builds too. kill_page.h lists its environment.
+#include <dirent.h>
 #include <fcntl.h>
 #include <pthread.h>
 #include <signal.h>
@@ -44,6 +46,7 @@ struct Shim {
   uint32_t from_save = 0;
   uint32_t kill_at = 0;
   uint32_t seed = 0;
+  uint32_t clock_jumps_s = 0;
   Fault fault;
 };
 
@@ -101,6 +104,7 @@ uint32_t NumberFrom(const char* name) {
   shim.from_save = NumberFrom(outlast::testing::kShimFromSave);
   shim.kill_at = NumberFrom(outlast::testing::kShimKillAt);
   shim.seed = NumberFrom(outlast::testing::kShimSeed);
+  shim.clock_jumps_s = NumberFrom(outlast::testing::kShimClockJumps);
   if (const char* fault = getenv(outlast::testing::kShimFault)) shim.fault = ParseFault(fault);
   shim.page = static_cast<KillPage*>(page);
   AddProcess();
@@ -188,8 +192,19 @@ class Call {
   bool has_fault_ = false;
 };
 
+// A call that reads: true, and errno, where it has to fail. A kind of its own: `any` is not meant.
+bool FailsToRead(const char* name, bool concerns_root) {
+  if (!concerns_root || strcmp(shim.fault.call, name) != 0) return false;
+  const uint32_t number = shim.page->named.fetch_add(1) + 1;
+  if (number < shim.fault.first || number > shim.fault.last) return false;
+  shim.page->faults.fetch_add(1);
+  errno = shim.fault.error;
+  return true;
+}
+
 int Open(int folder, const char* path, int flags, mode_t mode) {
   const bool concerns_root = IsCounted(folder, path);
+  if ((flags & O_CREAT) == 0 && FailsToRead("open_to_read", concerns_root)) return -1;
   Call call("open", concerns_root && (flags & O_CREAT) != 0);
   const auto fd =
       static_cast<int>(call([&] { return syscall(SYS_openat, folder, path, flags, mode); }));
@@ -222,6 +237,11 @@ ssize_t WriteAt(int fd, const void* data, size_t bytes, off_t at) {
   size_t count = call.Cut(bytes);
   if (count < bytes && count >= 4096) count = count / 4096 * 4096;
   return call([&] { return syscall(SYS_pwrite64, fd, data, count, at); });
+}
+
+ssize_t ReadAt(int fd, void* data, size_t bytes, off_t at) {
+  if (FailsToRead("pread", IsCounted(fd))) return -1;
+  return syscall(SYS_pread64, fd, data, bytes, at);
 }
 
 void CountCommit(const char* path) {
@@ -313,6 +333,21 @@ ssize_t pwrite(int fd, const void* data, size_t bytes, off_t at) {
 ssize_t pwrite64(int fd, const void* data, size_t bytes, off64_t at) {
   return WriteAt(fd, data, bytes, at);
 }
+ssize_t read(int fd, void* data, size_t bytes) {
+  if (FailsToRead("read", IsCounted(fd))) return -1;
+  return syscall(SYS_read, fd, data, bytes);
+}
+ssize_t pread(int fd, void* data, size_t bytes, off_t at) { return ReadAt(fd, data, bytes, at); }
+ssize_t pread64(int fd, void* data, size_t bytes, off64_t at) {
+  return ReadAt(fd, data, bytes, at);
+}
+DIR* opendir(const char* path) {
+  if (FailsToRead("opendir", IsCounted(path))) return nullptr;
+  // A descriptor that is not counted: the library reads it by calls of its own.
+  const auto fd = static_cast<int>(
+      syscall(SYS_openat, AT_FDCWD, path, O_RDONLY | O_DIRECTORY | O_CLOEXEC | O_NONBLOCK));
+  return fd < 0 ? nullptr : fdopendir(fd);
+}
 ssize_t writev(int fd, const iovec* parts, int count) {
   Call call("writev", IsCounted(fd));
   return call([&] { return syscall(SYS_writev, fd, parts, count); });
@@ -350,6 +385,18 @@ int rename(const char* from, const char* to) noexcept {
 int renameat2(int from_folder, const char* from, int to_folder, const char* to,
               unsigned flags) noexcept {
   return Rename(from_folder, from, to_folder, to, flags);
+}
+
+// The wall clock, and no other: each reading is off by a while of its own.
+int clock_gettime(clockid_t clock, timespec* time) noexcept {
+  const auto result = static_cast<int>(syscall(SYS_clock_gettime, clock, time));
+  if (result != 0 || clock != CLOCK_REALTIME || shim.clock_jumps_s == 0) return result;
+  static std::atomic<uint64_t> readings;
+  const uint64_t x = (shim.seed + readings.fetch_add(1) + 1) * 0x9e3779b97f4a7c15U;
+  time->tv_sec += static_cast<time_t>((x >> 32) % (2 * uint64_t{shim.clock_jumps_s} + 1)) -
+                  static_cast<time_t>(shim.clock_jumps_s);
+  shim.page->clock_readings.fetch_add(1);
+  return 0;
 }
 
 int unlink(const char* path) noexcept { return Remove("unlink", AT_FDCWD, path, 0); }

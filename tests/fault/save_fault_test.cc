@@ -7,6 +7,7 @@
 
 #include "outlast/base/crc32c.h"
 #include "tests/fault/ckpt_job.h"
+#include "tests/support/seed.h"
 
 namespace outlast::testing {
 namespace {
@@ -194,14 +195,6 @@ void ExpectInOrder(CkptJob& job) {
   EXPECT_EQ(CheckpointFolders(job).size(), 2u);
   for (const auto& entry : fs::recursive_directory_iterator(job.root()))
     EXPECT_NE(entry.path().extension(), ".tmp") << entry.path();
-}
-
-uint32_t DrawSeed() {
-  const char* wanted = std::getenv("OUTLAST_TEST_SEED");
-  const uint32_t seed = wanted != nullptr ? static_cast<uint32_t>(std::atoll(wanted))
-                                          : std::random_device()() % 1'000'000;
-  std::printf("OUTLAST_TEST_SEED=%u\n", seed);
-  return seed;
 }
 
 // Case O16: 4 ranks x 200 saves, in four jobs at once, since nearly all of it is waiting. Each rank
@@ -462,6 +455,36 @@ TEST_F(DamagedCheckpoint, IsPassedOverWhateverFileIsCutOrFlipped) {
       fs::remove_all(job_.root());
       fs::copy(kept, job_.root(), fs::copy_options::recursive);
     }
+  }
+}
+
+// One bit somewhere in each file of two ranks; tests/checkpoint/damage_test.cc has many more.
+TEST(DamagedCheckpointOfTwoRanks, IsPassedOverByBothWhicheverBitIsFlipped) {
+  std::mt19937 random(DrawSeed());
+  CkptJob job;
+  job.world = 2;
+  job.trainer["--keep"] = "9";
+  ASSERT_EQ(job.Run(), 0) << job.Said();
+  const std::string name = job.Committed()[20];
+  const fs::path kept = job.launched().Path("kept");
+  fs::copy(job.root(), kept, fs::copy_options::recursive);
+  job.trainer["--steps"] = "25";
+  for (const char* file : {"MANIFEST.json", "w00000.receipt.json", "w00001.receipt.json",
+                           "w00000.safetensors", "w00001.safetensors"}) {
+    const std::string path = job.root() + "/" + name + "/" + file;
+    std::string text = ReadFile(path);
+    const size_t bit = random() % (text.size() * 8);
+    text[bit / 8] = static_cast<char>(text[bit / 8] ^ 1 << bit % 8);
+    WriteFile(path, text);
+    SCOPED_TRACE(std::string(file) + ", bit " + std::to_string(bit));
+    EXPECT_EQ(job.Tool("verify"), 1);
+    EXPECT_THAT(job.launched().Read("tool.out"), HasSubstr(file));
+    ASSERT_EQ(job.Run(), 0) << job.Said();
+    EXPECT_EQ(job.RestoredStep(), 10);
+    EXPECT_THAT(job.Said(), HasSubstr(name));
+    EXPECT_THAT(job.Said(), HasSubstr(file));
+    fs::remove_all(job.root());
+    fs::copy(kept, job.root(), fs::copy_options::recursive);
   }
 }
 
