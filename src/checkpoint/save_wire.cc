@@ -106,6 +106,12 @@ std::string EncodeOptions(const CheckpointerOptions& options) {
                                {"tolerable_loss_s", TolerableSeconds(options)},
                                {"keep_last", options.keep_last},
                                {"keep_every", options.keep_every},
+                               {"remote",
+                                {{"uri", options.remote.uri},
+                                 {"every", options.remote.every.steps()},
+                                 {"keep_last", options.remote.keep_last},
+                                 {"keep_every", options.remote.keep_every},
+                                 {"bytes_per_second", options.remote.bytes_per_second}}},
                                {"fresh", options.start == CheckpointerOptions::Start::kFresh},
                                {"job", options.job},
                                {"buffers", options.buffers},
@@ -115,20 +121,37 @@ std::string EncodeOptions(const CheckpointerOptions& options) {
 
 absl::StatusOr<CheckpointerOptions> DecodeOptions(std::string_view text) {
   const nlohmann::json json = nlohmann::json::parse(text, nullptr, false);
-  const auto has = [&](const char* key, bool (nlohmann::json::*is)() const noexcept) {
-    return json.contains(key) && (json[key].*is)();
-  };
   using Json = nlohmann::json;
+  const auto has_in = [](const Json& in, const char* key, bool (Json::*is)() const noexcept) {
+    return in.contains(key) && (in[key].*is)();
+  };
+  const auto has = [&](const char* key, bool (Json::*is)() const noexcept) {
+    return has_in(json, key, is);
+  };
   if (!json.is_object() || !has("uri", &Json::is_string) ||
       !has("every", &Json::is_number_integer) ||
       !has("disk_bytes_per_second", &Json::is_number_unsigned) ||
       !has("tolerable_loss_s", &Json::is_number) || !has("keep_last", &Json::is_number_integer) ||
       !has("keep_every", &Json::is_number_integer) || !has("fresh", &Json::is_boolean) ||
       !has("job", &Json::is_string) || !has("buffers", &Json::is_number_integer) ||
-      !has("extras_bytes", &Json::is_number_unsigned) || json["extras_bytes"] > kMaxExtrasBytes) {
+      !has("extras_bytes", &Json::is_number_unsigned) || json["extras_bytes"] > kMaxExtrasBytes ||
+      !has("remote", &Json::is_object)) {
     return Malformed("options of a checkpointer");
   }
+  const Json& remote = json["remote"];
+  if (!has_in(remote, "uri", &Json::is_string) ||
+      !has_in(remote, "every", &Json::is_number_integer) ||
+      !has_in(remote, "keep_last", &Json::is_number_integer) ||
+      !has_in(remote, "keep_every", &Json::is_number_integer) ||
+      !has_in(remote, "bytes_per_second", &Json::is_number_unsigned)) {
+    return Malformed("remote options of a checkpointer");
+  }
   CheckpointerOptions options;
+  options.remote.uri = remote["uri"];
+  options.remote.every = remote["every"] > 0 ? Every::Steps(remote["every"]) : Every::Auto();
+  options.remote.keep_last = remote["keep_last"];
+  options.remote.keep_every = remote["keep_every"];
+  options.remote.bytes_per_second = remote["bytes_per_second"];
   options.uri = json["uri"];
   options.every = json["every"] > 0 ? Every::Steps(json["every"]) : Every::Auto();
   options.disk_bytes_per_second = json["disk_bytes_per_second"];
@@ -163,7 +186,7 @@ absl::StatusOr<RestoreChoice> RestoreChoice::Decode(std::string_view payload) {
   choice.buffer = reader.Int<uint32_t>();
   choice.turn = reader.Int<uint32_t>();
   choice.folder = std::string(reader.Text());
-  if (!reader.ok() || source > 2) return Malformed("choice of a restore");
+  if (!reader.ok() || source > 3) return Malformed("choice of a restore");
   choice.source = static_cast<RestoreSource>(source);
   return choice;
 }
