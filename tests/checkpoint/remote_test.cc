@@ -54,7 +54,8 @@ class Store {
   }
   std::vector<int64_t> CommittedSteps() {
     std::vector<int64_t> steps;
-    for (const BlobInfo& info : ListAll(*objects_, "").value()) {
+    const std::vector<BlobInfo> all = ListAll(*objects_, "").value();
+    for (const BlobInfo& info : all) {
       const std::string folder = info.key.substr(0, info.key.find('/'));
       if (info.key.ends_with("/MANIFEST.json")) steps.push_back(ParseCheckpointName(folder)->step);
     }
@@ -201,7 +202,8 @@ TEST_F(RemoteTierTest, PassesOverADamagedRemoteCopy) {
   Run(spec, first);
   const auto steps = store_.CommittedSteps();
   ASSERT_GE(steps.size(), 2u);
-  for (const BlobInfo& info : ListAll(store_.objects(), "step-000000000030").value()) {
+  const std::vector<BlobInfo> all = ListAll(store_.objects(), "step-000000000030").value();
+  for (const BlobInfo& info : all) {
     if (!info.key.ends_with("w00000.safetensors")) continue;
     std::string content = GetSmall(store_.objects(), info.key, 1 << 30).value();
     content[9000] ^= 1;
