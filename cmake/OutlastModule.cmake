@@ -104,6 +104,9 @@ function(outlast_test name)
   target_link_libraries(${name} PRIVATE ${ARG_LINK} outlast::testing $<TARGET_NAME_IF_EXISTS:outlast::agent>
                         $<TARGET_NAME_IF_EXISTS:outlast::s3> outlast::core fmt::fmt
                         nlohmann_json::nlohmann_json GTest::gmock GTest::gtest_main)
+  if(TARGET outlast_s3)
+    target_compile_definitions(${name} PRIVATE OUTLAST_HAS_S3=1)
+  endif()
   set(properties LABELS "${ARG_LABELS}" TIMEOUT ${ARG_TIMEOUT} SKIP_REGULAR_EXPRESSION "\\[  SKIPPED \\]")
   if(ARG_SERIAL)
     list(APPEND properties RUN_SERIAL ON)
