@@ -52,6 +52,11 @@ absl::Status CheckOptions(const CheckpointerOptions& options) {
     return refuse("remote.keep_last", options.remote.keep_last, "at least 1");
   if (options.remote.keep_every < 0)
     return refuse("remote.keep_every", options.remote.keep_every, "0 (none) or a number of steps");
+  if (options.remote.stop_limit < absl::ZeroDuration() ||
+      options.remote.stop_limit > absl::Hours(24)) {
+    return refuse("remote.stop_limit", absl::FormatDuration(options.remote.stop_limit),
+                  "0 to 24 hours");
+  }
   if (!options.remote.uri.empty() && options.remote.uri == options.uri)
     return refuse("remote.uri", options.remote.uri, "another place than uri");
   if (options.buffers != 0 && options.buffers != 2 && options.buffers != 3)
@@ -349,7 +354,7 @@ absl::StatusOr<int64_t> Checkpointer::Impl::Restore(const StateView& state,
   absl::Duration choose_timeout = kChooseTimeout;
   if (!options_.remote.uri.empty()) {
     choose_timeout += kOpenRemoteTimeout +
-                      absl::Seconds(static_cast<double>(StateBytes(state)) * run_.world() / 20e6);
+                      absl::Seconds(static_cast<double>(StateBytes(state)) * run_.world() / 5e6);
   }
   for (uint32_t attempt = 0;; ++attempt) {
     OUTLAST_ASSIGN_OR_RETURN(

@@ -26,9 +26,10 @@ constexpr uint64_t kWindowBytes = uint64_t{32} << 20;  // of a fetch; a multiple
 constexpr absl::Duration kBeatTimeout = absl::Seconds(4);
 constexpr absl::Duration kOpenTimeout = absl::Seconds(15);
 
-// A shard's time: 60 s + bytes / (50 MB/s).
+// A shard's time: 60 s + bytes / (5 MB/s), since a store may be far away; a connection that stands
+// still is given up long before.
 BlobCall CallFor(uint64_t bytes, const std::function<bool()>& is_cancelled) {
-  return {absl::Seconds(60) + absl::Seconds(static_cast<double>(bytes) / 50e6), is_cancelled};
+  return {absl::Seconds(60) + absl::Seconds(static_cast<double>(bytes) / 5e6), is_cancelled};
 }
 
 std::string ClaimKey(uint64_t number, std::string_view suffix = {}) {

@@ -253,16 +253,17 @@ void RemoteTier::Drain() {
   }
   if (queued_) {
     Job next = *std::exchange(queued_, std::nullopt);
-    if (!is_lost_) Start(std::move(next));
+    if (!is_lost_ && !is_cancelled()) Start(std::move(next));
   }
 }
 
-void RemoteTier::Finish() {
-  if (!uploading_ && (!newest_ || newest_->checkpoint == uploaded_)) return;
+void RemoteTier::Finish(std::optional<absl::Duration> limit) {
+  if (!is_behind()) return;
   limiter_.Lift();
   const uint64_t bytes = newest_ ? newest_->bytes : 0;
-  const absl::Duration limit = absl::Seconds(60) + absl::Seconds(static_cast<double>(bytes) / 50e6);
-  give_up_at_ns_ = MonotonicNanos() + absl::ToInt64Nanoseconds(limit);
+  const absl::Duration usual = absl::Seconds(60) + absl::Seconds(static_cast<double>(bytes) / 50e6);
+  give_up_at_ns_ =
+      MonotonicNanos() + absl::ToInt64Nanoseconds(std::min(limit.value_or(usual), usual));
   if (queued_) queued_ = newest_;
   bool tried_newest = false;
   while (true) {
@@ -274,7 +275,8 @@ void RemoteTier::Finish() {
       }
       Drain();
     }
-    if (tried_newest || is_lost_ || !newest_ || newest_->checkpoint == uploaded_) return;
+    const bool is_there = !newest_ || newest_->checkpoint == uploaded_;
+    if (tried_newest || is_lost_ || is_there || is_cancelled()) return;
     Start(*newest_);
   }
 }

@@ -69,9 +69,13 @@ class RemoteTier {
   // The job goes on from `step`: later steps will come again. `checkpoint` is empty for one from
   // memory; one that is not in the remote root, and due, is uploaded now.
   void OnRestored(int64_t step, const std::string& checkpoint);
+  // Something that was committed is not there yet.
+  bool is_behind() const {
+    return uploading_.has_value() || (newest_.has_value() && newest_->checkpoint != uploaded_);
+  }
   // Copies the newest one that was committed, due or not, unless it is there, and waits; gives up
-  // after 60 s + bytes / (50 MB/s). Observers are told before it returns. Blocks.
-  void Finish();
+  // after `limit`, or 60 s + bytes / (50 MB/s). Observers are told before it returns. Blocks.
+  void Finish(std::optional<absl::Duration> limit = std::nullopt);
   void Beat();
   // Says that the owner ended in order. Blocks.
   void Release();

@@ -64,7 +64,11 @@ SaveService::~SaveService() {
   Hurry();
   persist_.reset();
   fetch_.reset();
-  if (tier_) tier_->Finish();
+  if (tier_) {
+    if (tier_->is_behind())
+      options_.observer.on_note("the last checkpoint is being copied to the remote root");
+    tier_->Finish(is_stopped_ ? std::optional(checkpointer_.remote.stop_limit) : std::nullopt);
+  }
   io_.reset();
   if (opened_) opened_->root->Release().IgnoreError();
   if (tier_) tier_->Release();
@@ -158,9 +162,9 @@ RemoteTierOptions SaveService::TierOptions() const {
   tier.root.take_over = options_.take_over ? TakeOver::kYes : TakeOver::kNo;
   tier.auto_interval = [this](absl::Duration upload_time) {
     IntervalModel model;
-    model.mean_between_interruptions = MeanBetweenInterruptions(
-        world_, absl::Nanoseconds(MonotonicNanos() - started_ns_),
-        static_cast<int64_t>(keeper_.job().faults().size()));
+    model.mean_between_interruptions =
+        MeanBetweenInterruptions(world_, absl::Nanoseconds(MonotonicNanos() - started_ns_),
+                                 static_cast<int64_t>(keeper_.job().faults().size()));
     model.cost = model.write = upload_time;
     return std::clamp(OptimalInterval(model), options_.shortest_auto, options_.longest_auto);
   };
@@ -517,7 +521,10 @@ void SaveService::OnSaveEnded(const Save& save, const absl::StatusOr<PersistResu
   }
   Tell(save.step, result.ok() ? SaveOutcome::kDurable : SaveOutcome::kFailed,
        MessageOf(result.status()));
-  if (save.last) keeper_.Dispatch(StopPersisted{save.step, result.ok()});
+  if (save.last) {
+    is_stopped_ = true;
+    keeper_.Dispatch(StopPersisted{save.step, result.ok()});
+  }
   if (result.ok()) {
     AnswerFinishers(save.step, absl::OkStatus());
   } else if (finishers_.contains(save.step)) {

@@ -218,6 +218,7 @@ class SaveService final : public KeeperExtension {
   int64_t dropped_ = 0;
   std::optional<std::string> parent_;
   bool committed_here_ = false;
+  bool is_stopped_ = false;  // an agreed stop was saved
   std::map<int64_t, std::vector<Waiter>> finishers_;
   std::set<int64_t> retried_;
   std::optional<EventLoop::TimerId> auto_timer_, beat_timer_;

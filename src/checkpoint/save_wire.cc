@@ -100,22 +100,24 @@ double TolerableSeconds(const CheckpointerOptions& options) {
 }  // namespace
 
 std::string EncodeOptions(const CheckpointerOptions& options) {
-  const nlohmann::json json = {{"uri", options.uri},
-                               {"every", options.every.steps()},
-                               {"disk_bytes_per_second", options.disk_bytes_per_second},
-                               {"tolerable_loss_s", TolerableSeconds(options)},
-                               {"keep_last", options.keep_last},
-                               {"keep_every", options.keep_every},
-                               {"remote",
-                                {{"uri", options.remote.uri},
-                                 {"every", options.remote.every.steps()},
-                                 {"keep_last", options.remote.keep_last},
-                                 {"keep_every", options.remote.keep_every},
-                                 {"bytes_per_second", options.remote.bytes_per_second}}},
-                               {"fresh", options.start == CheckpointerOptions::Start::kFresh},
-                               {"job", options.job},
-                               {"buffers", options.buffers},
-                               {"extras_bytes", static_cast<uint64_t>(options.extras_bytes)}};
+  const nlohmann::json json = {
+      {"uri", options.uri},
+      {"every", options.every.steps()},
+      {"disk_bytes_per_second", options.disk_bytes_per_second},
+      {"tolerable_loss_s", TolerableSeconds(options)},
+      {"keep_last", options.keep_last},
+      {"keep_every", options.keep_every},
+      {"remote",
+       {{"uri", options.remote.uri},
+        {"every", options.remote.every.steps()},
+        {"keep_last", options.remote.keep_last},
+        {"keep_every", options.remote.keep_every},
+        {"bytes_per_second", options.remote.bytes_per_second},
+        {"stop_limit_s", absl::ToDoubleSeconds(options.remote.stop_limit)}}},
+      {"fresh", options.start == CheckpointerOptions::Start::kFresh},
+      {"job", options.job},
+      {"buffers", options.buffers},
+      {"extras_bytes", static_cast<uint64_t>(options.extras_bytes)}};
   return json.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace);
 }
 
@@ -143,7 +145,8 @@ absl::StatusOr<CheckpointerOptions> DecodeOptions(std::string_view text) {
       !has_in(remote, "every", &Json::is_number_integer) ||
       !has_in(remote, "keep_last", &Json::is_number_integer) ||
       !has_in(remote, "keep_every", &Json::is_number_integer) ||
-      !has_in(remote, "bytes_per_second", &Json::is_number_unsigned)) {
+      !has_in(remote, "bytes_per_second", &Json::is_number_unsigned) ||
+      !has_in(remote, "stop_limit_s", &Json::is_number)) {
     return Malformed("remote options of a checkpointer");
   }
   CheckpointerOptions options;
@@ -152,6 +155,7 @@ absl::StatusOr<CheckpointerOptions> DecodeOptions(std::string_view text) {
   options.remote.keep_last = remote["keep_last"];
   options.remote.keep_every = remote["keep_every"];
   options.remote.bytes_per_second = remote["bytes_per_second"];
+  options.remote.stop_limit = absl::Seconds(remote["stop_limit_s"].get<double>());
   options.uri = json["uri"];
   options.every = json["every"] > 0 ? Every::Steps(json["every"]) : Every::Auto();
   options.disk_bytes_per_second = json["disk_bytes_per_second"];

@@ -63,6 +63,7 @@ class FolderBlob final : public Blob {
       if (!absl::IsNotFound(status)) break;
     }
     OUTLAST_RETURN_IF_ERROR(status);
+    SweepLeftovers(parent);
     if (mode == PutMode::kCreate) {
       status = PublishByLink(temp, path);
     } else if (rename(temp.c_str(), path.c_str()) != 0) {
@@ -126,6 +127,7 @@ class FolderBlob final : public Blob {
     OUTLAST_RETURN_IF_ERROR(Watch(call, key).Check());
     std::string path = PathOf(key);
     OUTLAST_RETURN_IF_ERROR(RemoveFile(path));
+    SweepLeftovers(ParentOf(path));
     const absl::Status synced = FsyncFolder(ParentOf(path));
     if (!synced.ok() && !absl::IsNotFound(synced)) return synced;
     // Folders are not objects: those that hold nothing go.
@@ -138,6 +140,7 @@ class FolderBlob final : public Blob {
 
  private:
   static constexpr int kFolderTries = 10;
+  static constexpr int64_t kLeftoverSeconds = 24 * 3600;
 
   std::string PathOf(const std::string& key) const { return path_ + "/" + key; }
 
@@ -155,6 +158,20 @@ class FolderBlob final : public Blob {
       OUTLAST_RETURN_IF_ERROR(writer.Append(part));
     }
     return writer.Finish();
+  }
+
+  // Removes what puts that were killed have left in `folder`. One that goes on writes all the time,
+  // so that a day is far beyond what any two hosts' clocks differ.
+  static void SweepLeftovers(const std::string& folder) {
+    const auto entries = ListFolder(folder);
+    if (!entries.ok()) return;
+    const int64_t now = absl::ToUnixSeconds(Clock::Real().WallTime());
+    for (const FolderEntry& entry : *entries) {
+      const std::string path = folder + "/" + entry.name;
+      struct stat facts;
+      if (!entry.name.starts_with(".outlast-put-") || lstat(path.c_str(), &facts) != 0) continue;
+      if (now - facts.st_mtime > kLeftoverSeconds) RemoveFile(path).IgnoreError();
+    }
   }
 
   // Objects below `folder` ("" or "a/b/"), of the whole prefix and after `after`.

@@ -52,6 +52,23 @@ void KeepsPrefixesApart() {
   EXPECT_EQ(ListAll(*a, "").value().size(), 1u);
 }
 
+// Lightning#21499: one stream up is as slow as the store is far.
+void SendsPartsSideBySide() {
+  std::atomic<int> active{0}, most{0};
+  const BlobSource source{uint64_t{64} << 20, [&](uint64_t, std::span<std::byte>) {
+                            const int now = ++active;
+                            for (int i = 0; i < 1000 && most < 2; ++i) {
+                              most = std::max<int>(most, std::max<int>(now, active));
+                              Clock::Real().SleepFor(absl::Milliseconds(5));
+                            }
+                            --active;
+                            return absl::OkStatus();
+                          }};
+  const auto blob = MakeS3Blob(BucketUri("contract", "parts")).value();
+  EXPECT_EQ(blob->Put("a", source, PutMode::kReplace, {}), absl::OkStatus());
+  EXPECT_GE(most, 2);
+}
+
 void SaysThatABucketIsMissing() {
   const auto blob = MakeS3Blob(BucketUri("no-such-bucket", "")).value();
   const auto listed = blob->List("", "", 10, {});
@@ -74,6 +91,7 @@ TEST(S3, KeepsTheContractOnARealServerAndNamesWhatIsWrong) {
   OUTLAST_RADOSGW_OR_SKIP(gateway);
   KeepsTheContract();
   KeepsPrefixesApart();
+  SendsPartsSideBySide();
   SaysThatABucketIsMissing();
   SaysThatASecretIsWrongWithoutTellingIt();
 }

@@ -48,6 +48,7 @@ class Store {
     MutexLock lock(mutex_);
     fault_ = std::move(fault);
   }
+  std::atomic<bool> stands_still{false};  // puts of shards then end only when they are cancelled
   std::vector<std::string> puts() const {
     MutexLock lock(mutex_);
     return puts_;
@@ -69,6 +70,10 @@ class Store {
     absl::Status Put(const std::string& key, const BlobSource& source, PutMode mode,
                      const BlobCall& call) override {
       OUTLAST_RETURN_IF_ERROR(store_.Ask("put", key));
+      while (store_.stands_still && key.ends_with(".safetensors")) {
+        if (call.is_cancelled && call.is_cancelled()) return absl::CancelledError("cancelled");
+        absl::SleepFor(absl::Milliseconds(1));
+      }
       OUTLAST_RETURN_IF_ERROR(store_.objects_->Put(key, source, mode, call));
       MutexLock lock(store_.mutex_);
       store_.puts_.push_back(key);
@@ -390,6 +395,62 @@ TEST_F(RemoteTierTest, LosesTheRemoteRootToALargerClaimAndTrainsOn) {
   EXPECT_THAT(upload_errors_, SizeIs(1));
   EXPECT_THAT(upload_errors_[0], HasSubstr("on host 'elsewhere'"));
   EXPECT_EQ(CommittedSteps(folder_ / "root").front(), 30);
+}
+
+// Whoever told a job to stop kills it soon: the next run goes on with the upload.
+TEST_F(RemoteTierTest, DoesNotKeepAJobThatWasToldToStop) {
+  Seen seen;
+  store_.stands_still = true;
+  JobSpec spec = Spec(1'000'000);
+  spec.checkpoints.remote.stop_limit = absl::Milliseconds(100);
+  spec.at_step = [&](LocalWorld& world, outlast::Run& run, int64_t step) {
+    if (step == 15 && run.rank() == 0) world.AskStop();
+  };
+  const int64_t started = MonotonicNanos();
+  RunJob(spec, seen);
+  EXPECT_EQ(seen.result.exit_code, 80) << seen.result.reason;
+  EXPECT_LT(MonotonicNanos() - started, 30'000'000'000);
+  EXPECT_THAT(store_.CommittedSteps(), IsEmpty());
+  EXPECT_THAT(upload_errors_, Contains(HasSubstr("cancelled")));
+}
+
+// The process saves by itself, and hears what became of it.
+TEST_F(RemoteTierTest, WorksWithoutAnAgentAndTellsTheTrainer) {
+  float weight = 0;
+  StateView state;
+  state.regions.push_back(
+      {"weight", DType::kF32, {1}, {}, {1}, std::as_writable_bytes(std::span(&weight, 1))});
+  const auto train = [&](const std::function<void(Checkpointer&, int64_t)>& body) {
+    const auto run = outlast::Run::Join().value();
+    const auto checkpoints =
+        Checkpointer::Open(*run, {.uri = folder_ / "root",
+                                  .every = Every::Steps(1),
+                                  .remote = {.uri = "test://store", .every = Every::Steps(1)},
+                                  .plugins = store_.plugins()})
+            .value();
+    return run->ForEachGeneration([&](Generation&) -> absl::Status {
+      OUTLAST_ASSIGN_OR_RETURN(const int64_t step, checkpoints->Restore(state));
+      body(*checkpoints, step);
+      return absl::OkStatus();
+    });
+  };
+  EXPECT_EQ(
+      train([&](Checkpointer& checkpoints, int64_t) {
+        weight = 7;
+        ASSERT_TRUE(checkpoints.SaveIfDue(1, state).ok());
+        while (checkpoints.stats().remote_step != 1 && checkpoints.stats().failed_uploads == 0)
+          absl::SleepFor(absl::Milliseconds(1));
+        EXPECT_EQ(checkpoints.stats().remote_step, 1);
+      }),
+      absl::OkStatus());
+  fs::remove_all(folder_ / "root");
+  weight = 0;
+  EXPECT_EQ(train([&](Checkpointer& checkpoints, int64_t step) {
+              EXPECT_EQ(step, 1);
+              EXPECT_EQ(checkpoints.stats().restored_from, "remote");
+            }),
+            absl::OkStatus());
+  EXPECT_EQ(weight, 7);
 }
 
 // The same files at both ends, by a folder on another mount.

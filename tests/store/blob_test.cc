@@ -72,6 +72,19 @@ TEST(FolderBlob, DoesNotListWhatAKilledPutLeft) {
   EXPECT_TRUE(ListAll(*blob, "").value().empty());
 }
 
+TEST(FolderBlob, SweepsWhatAKilledPutLeftADayAgo) {
+  const Folder folder;
+  const auto blob = MakeFolderBlob(folder.path()).value();
+  const std::string old = folder.path() + "/.outlast-put-old",
+                    fresh = folder.path() + "/.outlast-put-fresh";
+  std::ofstream(old) << "half";
+  std::ofstream(fresh) << "half";
+  fs::last_write_time(old, fs::file_time_type::clock::now() - std::chrono::hours(25));
+  ASSERT_TRUE(PutSmall(*blob, "a", "x", PutMode::kCreate).ok());
+  EXPECT_FALSE(fs::exists(old));
+  EXPECT_TRUE(fs::exists(fresh));
+}
+
 TEST(FolderBlob, FollowsNoSymlink) {
   const Folder folder;
   const auto blob = MakeFolderBlob(folder.path()).value();

@@ -52,6 +52,8 @@ struct RemoteOptions {
   int keep_last = 3;              // as on disk; at least 1
   int64_t keep_every = 0;         // also each step that this divides; 0: none
   uint64_t bytes_per_second = 0;  // what uploads may read and send; 0: as fast as it goes
+  // How long a job that was told to stop may still upload: whoever told it will not wait for long.
+  absl::Duration stop_limit = absl::Seconds(10);
 };
 
 struct CheckpointerOptions {
