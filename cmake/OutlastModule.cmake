@@ -80,6 +80,14 @@ function(outlast_check_includes name deps)
   endforeach()
 endfunction()
 
+# Links the adapters that were built, and tells the sources which: OUTLAST_HAS_S3.
+function(outlast_link_adapters target)
+  if(TARGET outlast_s3)
+    target_link_libraries(${target} PRIVATE outlast::s3)
+    target_compile_definitions(${target} PRIVATE OUTLAST_HAS_S3=1)
+  endif()
+endfunction()
+
 # outlast_test(NAME [LABELS unit] [SERIAL] SOURCES files... [LINK targets...])
 # One GoogleTest binary; each of its tests is a ctest test. SERIAL: it measures wall time, so it runs alone.
 function(outlast_test name)
@@ -93,8 +101,12 @@ function(outlast_test name)
   add_executable(${name} ${ARG_SOURCES})
   outlast_compile_options(${name})
   target_include_directories(${name} PRIVATE "${PROJECT_SOURCE_DIR}/src" "${PROJECT_SOURCE_DIR}")
-  target_link_libraries(${name} PRIVATE ${ARG_LINK} outlast::testing $<TARGET_NAME_IF_EXISTS:outlast::agent> outlast::core fmt::fmt
+  target_link_libraries(${name} PRIVATE ${ARG_LINK} outlast::testing $<TARGET_NAME_IF_EXISTS:outlast::agent>
+                        $<TARGET_NAME_IF_EXISTS:outlast::s3> outlast::core fmt::fmt
                         nlohmann_json::nlohmann_json GTest::gmock GTest::gtest_main)
+  if(TARGET outlast_s3)
+    target_compile_definitions(${name} PRIVATE OUTLAST_HAS_S3=1)
+  endif()
   set(properties LABELS "${ARG_LABELS}" TIMEOUT ${ARG_TIMEOUT} SKIP_REGULAR_EXPRESSION "\\[  SKIPPED \\]")
   if(ARG_SERIAL)
     list(APPEND properties RUN_SERIAL ON)

@@ -1,4 +1,5 @@
 // Snapshots beside memcpy, saves beside fio.
+#include <fcntl.h>
 #include <fmt/format.h>
 #include <sched.h>
 #include <sys/resource.h>
@@ -13,6 +14,7 @@
 
 #include "checkpoint/persist.h"
 #include "checkpoint/reader.h"
+#include "checkpoint/remote_root.h"
 #include "checkpoint/root.h"
 #include "checkpoint/seal_table.h"
 #include "checkpoint/snapshotter.h"
@@ -20,6 +22,7 @@
 #include "outlast/base/clock.h"
 #include "outlast/base/memory.h"
 #include "outlast/base/status.h"
+#include "outlast/store/blob.h"
 
 namespace outlast::bench {
 namespace {
@@ -230,6 +233,68 @@ absl::Status MeasurePersist(const Settings& settings, Report& report) {
   return absl::OkStatus();
 }
 
+// What is read next comes from the disk.
+void ForgetPages(const std::string& folder) {
+  sync();
+  for (const auto& entry : std::filesystem::recursive_directory_iterator(folder)) {
+    if (!entry.is_regular_file()) continue;
+    const UniqueFd fd(open(entry.path().c_str(), O_RDONLY | O_CLOEXEC));
+    posix_fadvise(fd.get(), 0, 0, POSIX_FADV_DONTNEED);
+  }
+}
+
+// Seconds of a plain copy that is durable at its end.
+std::optional<double> CopyPlainly(const std::string& from, const std::string& to) {
+  std::filesystem::remove_all(to);
+  ForgetPages(from);
+  return TimeCommand(
+      {"sh", "-c", "cp -r --reflink=never \"$1\" \"$2\" && sync -f \"$2\"", "sh", from, to});
+}
+
+// A checkpoint to a remote root in a folder of the same disk, and back; each beside cp and sync,
+// all from cold pages.
+absl::Status MeasureRemote(const Settings& settings, Report& report) {
+  const size_t bytes = (settings.smoke ? 32 : 512) * kMiB;
+  const double gigabytes = static_cast<double>(bytes) / 1e9;
+  OUTLAST_ASSIGN_OR_RETURN(const auto rank, Rank::Make(bytes));
+  RootOptions options;
+  options.run = rank->run();
+  OUTLAST_ASSIGN_OR_RETURN(const auto root, Root::Open(settings.folder + "/near", options));
+  OUTLAST_RETURN_IF_ERROR(root->TakeClaim());
+  OUTLAST_RETURN_IF_ERROR(rank->Seal(1).status());
+  OUTLAST_ASSIGN_OR_RETURN(const PersistResult saved, rank->Save(*root, 1));
+  const std::string near = root->PathOf(saved.checkpoint), plain = settings.folder + "/plain";
+  const std::string far = settings.folder + "/far";
+  OUTLAST_ASSIGN_OR_RETURN(auto blob, MakeFolderBlob(far));
+  OUTLAST_ASSIGN_OR_RETURN(const auto remote, RemoteRoot::Open(std::move(blob), options));
+  OUTLAST_RETURN_IF_ERROR(remote->Adopt(root->job(), ""));
+  OUTLAST_RETURN_IF_ERROR(remote->TakeClaim(root->claim()));
+  Figure upload{.name = "remote.upload", .unit = "GB/s", .sense = Goal::kAtLeast};
+  Figure fetch{.name = "remote.fetch", .unit = "GB/s", .sense = Goal::kAtLeast};
+  std::vector<double> copied_up, copied_down;
+  for (int i = 0; i < (settings.smoke ? 1 : 7); ++i) {
+    if (const auto seconds = CopyPlainly(near, plain)) copied_up.push_back(gigabytes / *seconds);
+    ForgetPages(near);
+    OUTLAST_ASSIGN_OR_RETURN(const UploadResult sent, remote->Upload(near, nullptr, {}));
+    upload.samples.push_back(gigabytes / absl::ToDoubleSeconds(sent.time));
+    if (const auto seconds = CopyPlainly(far + "/" + saved.checkpoint, plain))
+      copied_down.push_back(gigabytes / *seconds);
+    OUTLAST_RETURN_IF_ERROR(root->Delete(saved.checkpoint));
+    ForgetPages(far);
+    const int64_t started = MonotonicNanos();
+    OUTLAST_RETURN_IF_ERROR(remote->Fetch(saved.checkpoint, *root, {}));
+    fetch.samples.push_back(gigabytes / (static_cast<double>(MonotonicNanos() - started) / 1e9));
+    OUTLAST_RETURN_IF_ERROR(remote->Delete(saved.checkpoint));
+  }
+  for (auto& [figure, copied] : {std::pair(&upload, &copied_up), std::pair(&fetch, &copied_down)}) {
+    if (copied->empty()) continue;
+    figure->limit = Reference{"cp and sync, the same bytes", Quantile(*copied, 0.5)};
+    figure->goal = 0.9 * figure->limit->value;
+    report.Add(*figure);
+  }
+  return absl::OkStatus();
+}
+
 // The plan of a large job, as each of its ranks makes it: 1,000 ranks, of which 8 share a tensor
 // and 125 hold the same slice, by 20,000 tensors; every other one is held by all.
 absl::Status MeasurePlan(const Settings& settings, Report& report) {
@@ -305,6 +370,8 @@ void MeasureCheckpoint(const Settings& settings, Report& report) {
     report.Fail("snapshot.copy", done.ToString());
   if (const absl::Status done = MeasurePersist(settings, report); !done.ok())
     report.Fail("persist.rate", done.ToString());
+  if (const absl::Status done = MeasureRemote(settings, report); !done.ok())
+    report.Fail("remote.upload", done.ToString());
 }
 
 }  // namespace outlast::bench

@@ -49,6 +49,7 @@ absl::StatusOr<int> Train(const TrainerOptions& options) {
                                          .every = outlast::Every::Steps(options.checkpoint_every),
                                          .snapshot_every = outlast::Every::Steps(1),
                                          .keep_last = 3,
+                                         .remote = {.uri = options.remote},
                                          .restore_ahead = true}));
   OUTLAST_ASSIGN_OR_RETURN(
       const auto watchdog,

@@ -8,7 +8,8 @@
 namespace {
 
 constexpr char kUsage[] =
-    "usage: 02_trainer --checkpoints FOLDER [--log FOLDER] [--texts FOLDER] [--steps N] "
+    "usage: 02_trainer --checkpoints FOLDER [--remote URI] [--log FOLDER] [--texts FOLDER] "
+    "[--steps N] "
     "[--checkpoint-every N]\n"
     "                  [--batch N] [--seed N] [--watch-floor SECONDS] [--watch-poll SECONDS]\n";
 
@@ -37,6 +38,7 @@ bool ParseSeconds(const char* flag, const char* text, double& value) {
 
 bool ParseOne(std::string_view flag, const char* value, TrainerOptions& options) {
   if (flag == "--checkpoints") return options.checkpoints = value, true;
+  if (flag == "--remote") return options.remote = value, true;
   if (flag == "--log") return options.log = value, true;
   if (flag == "--texts") return options.texts = value, true;
   if (flag == "--steps") return ParseCount("--steps", value, int64_t{1}, options.steps);

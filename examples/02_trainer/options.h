@@ -7,6 +7,7 @@
 
 struct TrainerOptions {
   std::string checkpoints;  // the root, a folder
+  std::string remote;       // a second root, file:///... or s3://...; empty: none
   std::string log;          // folder for losses.tsv, consumption.log, result.txt; empty: none
   std::string texts = "/usr/share/common-licenses";  // what it trains on
   int64_t steps = 300;

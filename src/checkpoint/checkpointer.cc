@@ -23,6 +23,7 @@ namespace outlast {
 namespace {
 
 constexpr absl::Duration kOpenTimeout = absl::Seconds(60);
+constexpr absl::Duration kOpenRemoteTimeout = absl::Minutes(5);
 constexpr absl::Duration kBuffersTimeout = absl::Seconds(120);
 constexpr absl::Duration kChooseTimeout = absl::Seconds(60);
 constexpr absl::Duration kVoteTimeout = absl::Seconds(150);
@@ -45,6 +46,19 @@ absl::Status CheckOptions(const CheckpointerOptions& options) {
   if (options.keep_last < 1) return refuse("keep_last", options.keep_last, "at least 1");
   if (options.keep_every < 0)
     return refuse("keep_every", options.keep_every, "0 (none) or a number of steps");
+  if (options.remote.every.steps() < 0)
+    return refuse("remote.every", options.remote.every.steps(), "at least 1 step");
+  if (options.remote.keep_last < 1)
+    return refuse("remote.keep_last", options.remote.keep_last, "at least 1");
+  if (options.remote.keep_every < 0)
+    return refuse("remote.keep_every", options.remote.keep_every, "0 (none) or a number of steps");
+  if (options.remote.stop_limit < absl::ZeroDuration() ||
+      options.remote.stop_limit > absl::Hours(24)) {
+    return refuse("remote.stop_limit", absl::FormatDuration(options.remote.stop_limit),
+                  "0 to 24 hours");
+  }
+  if (!options.remote.uri.empty() && options.remote.uri == options.uri)
+    return refuse("remote.uri", options.remote.uri, "another place than uri");
   if (options.buffers != 0 && options.buffers != 2 && options.buffers != 3)
     return refuse("buffers", options.buffers, "0 (auto), 2 or 3");
   if (options.extras_bytes < 0 || options.extras_bytes > static_cast<int64_t>(kMaxExtrasBytes))
@@ -82,12 +96,21 @@ class SaveTally {
   void OnSaveEvent(const Message& message, int rank) {
     PayloadReader reader(message.payload);
     const auto step = reader.Int<int64_t>();
-    const bool durable = reader.Int<uint8_t>() != 0;
+    const auto outcome = reader.Int<SaveOutcome>();
     const std::string error(reader.Text());
     MutexLock lock(mutex_);
-    if (durable) {
-      stats_.durable_step = std::max(stats_.durable_step, step);
-      return;
+    switch (outcome) {
+      case SaveOutcome::kDurable:
+        stats_.durable_step = std::max(stats_.durable_step, step);
+        return;
+      case SaveOutcome::kUploaded:
+        stats_.remote_step = std::max(stats_.remote_step, step);
+        return;
+      case SaveOutcome::kUploadFailed:
+        ++stats_.failed_uploads;
+        return;
+      case SaveOutcome::kFailed:
+        break;
     }
     ++stats_.failed_saves;
     // Once a run, by rank 0: the agent's events hold them all.
@@ -183,15 +206,20 @@ class Checkpointer::Impl {
 absl::Status Checkpointer::Impl::Open() {
   OUTLAST_RETURN_IF_ERROR(CheckOptions(options_));
   // Without an agent the process's own keeper saves, and what memory holds dies with the process.
-  run_.AttachToLocalKeeper(
-      [](Keeper& keeper) { return std::make_unique<SaveService>(keeper, SaveServiceOptions{}); });
+  run_.AttachToLocalKeeper([plugins = options_.plugins](Keeper& keeper) {
+    SaveServiceOptions options;
+    options.plugins = plugins;
+    return std::make_unique<SaveService>(keeper, std::move(options));
+  });
   run_.link().OnMessage(MessageKind::kSaveEvent,
                         [tally = tally_, rank = run_.rank()](const Message& message) {
                           tally->OnSaveEvent(message, rank);
                         });
   const std::string payload = PayloadWriter().Text(EncodeOptions(options_)).bytes();
-  OUTLAST_ASSIGN_OR_RETURN(Message answer,
-                           run_.link().Call(MessageKind::kOpenRoot, 0, payload, kOpenTimeout));
+  OUTLAST_ASSIGN_OR_RETURN(
+      Message answer,
+      run_.link().Call(MessageKind::kOpenRoot, 0, payload,
+                       options_.remote.uri.empty() ? kOpenTimeout : kOpenRemoteTimeout));
   PayloadReader reader(answer.payload);
   for (std::byte& byte : job_.bytes) byte = reader.Int<std::byte>();
   if (!reader.ok() || answer.fds.size() != 1)
@@ -322,11 +350,17 @@ absl::StatusOr<int64_t> Checkpointer::Impl::Restore(const StateView& state,
   if (snapshotter_ != nullptr) snapshotter_->GiveUp();  // nothing of an aborted step is sealed
   OUTLAST_RETURN_IF_ERROR(EnsureBuffers(state));
   KeepRegions(state);
+  // With a remote root, the choice may come with a whole checkpoint.
+  absl::Duration choose_timeout = kChooseTimeout;
+  if (!options_.remote.uri.empty()) {
+    choose_timeout += kOpenRemoteTimeout +
+                      absl::Seconds(static_cast<double>(StateBytes(state)) * run_.world() / 5e6);
+  }
   for (uint32_t attempt = 0;; ++attempt) {
     OUTLAST_ASSIGN_OR_RETURN(
         const Message chosen,
         run_.link().Call(MessageKind::kChoose, run_.generation(),
-                         PayloadWriter().Int(attempt).bytes(), kChooseTimeout));
+                         PayloadWriter().Int(attempt).bytes(), choose_timeout));
     OUTLAST_ASSIGN_OR_RETURN(const RestoreChoice choice, RestoreChoice::Decode(chosen.payload));
     const absl::Status status = RestoreFrom(choice, state, options);
     const bool mismatch = status.code() == absl::StatusCode::kInvalidArgument;
@@ -370,17 +404,16 @@ absl::Status Checkpointer::Impl::RestoreFrom(const RestoreChoice& choice, const 
   } else {
     live_ = ahead_ = std::nullopt;
     extras_.clear();
-    if (choice.source == RestoreSource::kDisk) {
+    if (choice.is_of_files()) {
       OUTLAST_RETURN_IF_ERROR(RestoreFromDisk(choice, state, options));
-      source = "disk";
+      source = choice.source == RestoreSource::kRemote ? "remote" : "disk";
     }
   }
   tally_->Change([&](CheckpointStats& stats) {
     stats.restored_from = source;
     // A save of a later step was of a history that is given up.
-    stats.durable_step = choice.source == RestoreSource::kDisk
-                             ? choice.step
-                             : std::min(stats.durable_step, choice.step);
+    stats.durable_step =
+        choice.is_of_files() ? choice.step : std::min(stats.durable_step, choice.step);
   });
   return absl::OkStatus();
 }

@@ -64,7 +64,7 @@ absl::StatusOr<PersistResult> WriteAndCommit(Root& root, const PersistRequest& r
   }
   OUTLAST_ASSIGN_OR_RETURN(Manifest manifest, root.ComposeManifest(name, common.world));
   OUTLAST_ASSIGN_OR_RETURN(const Listing listing, root.List(Root::Look::kFiles));
-  manifest.ancestors = root.AncestorsOf(request.parent, listing);
+  manifest.ancestors = root.AncestorsOf(request.parent, listing, request.elsewhere);
   manifest.committed_by = {request.committer, root.claim(), request.generation};
   OUTLAST_RETURN_IF_ERROR(root.Commit(manifest));
   return result;
@@ -89,9 +89,10 @@ absl::StatusOr<PersistResult> Persist(Root& root, const PersistRequest& request)
   return result;
 }
 
-void Retire(Root& root, const PersistRequest& request, const PersistResult& committed) {
+void Retire(Root& root, const PersistRequest& request, const PersistResult& committed,
+            std::span<const std::string> in_use) {
   root.WriteLatest({committed.checkpoint, request.step}).IgnoreError();  // a hint
-  root.Retain(request.retention, {}).IgnoreError();
+  root.Retain(request.retention, in_use).IgnoreError();
 }
 
 }  // namespace outlast

@@ -30,9 +30,10 @@ struct PersistRequest {
   Id128 run_id;
   uint64_t generation = 0;
   int64_t step = 0;
-  std::string plan;                   // 64 hex digits
-  std::optional<std::string> parent;  // folder name
-  std::string committer;              // who, for people
+  std::string plan;                    // 64 hex digits
+  std::optional<std::string> parent;   // folder name
+  std::string committer;               // who, for people
+  std::vector<std::string> elsewhere;  // ancestors that stand in another tier
   RetentionOptions retention;
   RateLimiter* limiter = nullptr;  // of the shards' bytes; borrowed, null: none
 };
@@ -51,7 +52,8 @@ absl::StatusOr<PersistResult> Persist(Root& root, const PersistRequest& request)
 
 // What follows a commit that went well, and is none of the save's: LATEST, and the end of old
 // checkpoints. Apart from Persist, since deleting takes a slow disk long and nobody needs to wait
-// for it. `request.ranks` is not looked at.
-void Retire(Root& root, const PersistRequest& request, const PersistResult& committed);
+// for it. `request.ranks` is not looked at; `in_use` are spared.
+void Retire(Root& root, const PersistRequest& request, const PersistResult& committed,
+            std::span<const std::string> in_use = {});
 
 }  // namespace outlast

@@ -385,7 +385,7 @@ absl::StatusOr<ClaimDecision> Root::LookAtClaim() const {
   }
 }
 
-absl::Status Root::TakeClaim() {
+absl::Status Root::TakeClaim(uint64_t above) {
   const std::string folder = fmt::format("{}/{}", path_, kClaimsFolder);
   OUTLAST_RETURN_IF_ERROR(MakeFolders(folder));
   const Claim mine{job_,
@@ -407,7 +407,8 @@ absl::Status Root::TakeClaim() {
       clock_.SleepFor(kBeatInterval / 5);
       continue;
     }
-    OUTLAST_ASSIGN_OR_RETURN(const uint64_t largest, LargestClaim());
+    OUTLAST_ASSIGN_OR_RETURN(uint64_t largest, LargestClaim());
+    largest = std::max(largest, above);
     const absl::Status made = CreateBesideSweepers(folder, std::to_string(largest + 1), text);
     if (absl::IsAlreadyExists(made))
       continue;  // another newcomer was first: it is judged in its turn
@@ -486,7 +487,9 @@ absl::StatusOr<Listing> Root::List(Look look) const {
     const bool ours =
         entry.kind == EntryKind::kFile && (entry.name == kRootFile || entry.name == kLatestFile ||
                                            entry.name == kQuarantineFile || IsTemp(entry.name));
-    if (ours || (entry.kind == EntryKind::kFolder && entry.name == kClaimsFolder)) continue;
+    if (ours || (entry.kind == EntryKind::kFolder &&
+                 (entry.name == kClaimsFolder || entry.name == kFetchFolder)))
+      continue;
     if (!ParseCheckpointName(entry.name).has_value()) {
       listing.strangers.push_back({entry.name, "not a name that Outlast gives"});
     } else if (entry.kind != EntryKind::kFolder) {
@@ -642,7 +645,8 @@ absl::StatusOr<Manifest> Root::ComposeManifest(std::string_view checkpoint, uint
 }
 
 std::vector<std::string> Root::AncestorsOf(const std::optional<std::string>& parent,
-                                           const Listing& listing) const {
+                                           const Listing& listing,
+                                           std::span<const std::string> elsewhere) const {
   std::vector<std::string> ancestors;
   const auto stands = [&](const std::string& name) -> const CheckpointInfo* {
     const auto found = std::ranges::find(listing.checkpoints, name, &CheckpointInfo::name);
@@ -656,7 +660,9 @@ std::vector<std::string> Root::AncestorsOf(const std::optional<std::string>& par
   if (info == nullptr) return ancestors;
   ancestors.push_back(*parent);
   for (const std::string& name : info->manifest->ancestors) {
-    if (stands(name) != nullptr && name != *parent) ancestors.push_back(name);
+    const bool is_known =
+        stands(name) != nullptr || std::ranges::find(elsewhere, name) != elsewhere.end();
+    if (is_known && name != *parent) ancestors.push_back(name);
   }
   return ancestors;
 }

@@ -121,8 +121,8 @@ struct RetentionOptions {
 };
 // Names to delete after a commit: members of the chain that are older than the newest `keep_last`
 // usable ones (committed and not in quarantine), unless pinned or kept by step; folders without a
-// manifest and half-deleted ones, but none of `in_progress`. Never an abandoned, damaged or foreign
-// one.
+// manifest and half-deleted ones; none of `in_progress`, which are being written or copied
+// elsewhere. Never an abandoned, damaged or foreign one.
 std::vector<std::string> ChooseDeletions(std::span<const CheckpointInfo> checkpoints,
                                          const RetentionOptions& options,
                                          std::span<const std::string> in_progress);
@@ -171,6 +171,9 @@ RollForwardDecision JudgeRollForward(const RollForwardView& view, const Id128& r
 
 enum class Access : uint8_t { kRead, kWrite };
 
+// In a root: where a checkpoint from another tier is put together; it may be removed at any time.
+inline constexpr std::string_view kFetchFolder = "fetch";
+
 struct RootOptions {
   Access access = Access::kWrite;
   std::string job_name;         // --job; empty: adopt the root's id, or draw one
@@ -201,7 +204,8 @@ class Root {
 
   // Takes the next claim; watches a foreign one's beat first if it must. kFailedPrecondition: its
   // owner still beats, named with its host (exit code 85).
-  absl::Status TakeClaim();
+  // Its number is larger than `above`, the largest of the other tiers.
+  absl::Status TakeClaim(uint64_t above = 0);
   uint64_t claim() const;  // 0: none taken
   // What TakeClaim would decide: kTake or kRefuse, with the reason. Takes and changes nothing; may
   // watch for kSilence.
@@ -237,9 +241,11 @@ class Root {
   // `committed_by` comes from them. kDataLoss, kInvalidArgument: they are not whole or not of one
   // save, naming the rank.
   absl::StatusOr<Manifest> ComposeManifest(std::string_view checkpoint, uint32_t world) const;
-  // Ancestors for a child of `parent`: those of the parent that still stand, the parent first.
+  // Ancestors for a child of `parent`: those of the parent that still stand, here or (`elsewhere`)
+  // in another tier, the parent first.
   std::vector<std::string> AncestorsOf(const std::optional<std::string>& parent,
-                                       const Listing& listing) const;
+                                       const Listing& listing,
+                                       std::span<const std::string> elsewhere = {}) const;
 
   // Commits each folder that a crash left with everything but MANIFEST, verifying its bytes;
   // returns the names committed. `in_progress` are left alone.
@@ -249,8 +255,8 @@ class Root {
   // Deletes one checkpoint or left-over folder: DELETED, fsync, MANIFEST, fsync, the rest, DELETED
   // last. kFailedPrecondition: it is pinned, and stands as it was.
   absl::Status Delete(std::string_view checkpoint);
-  // ChooseDeletions, acted on. Returns the names deleted; the first error ends it. kAborted: another
-  // run holds the root, and nothing was deleted.
+  // ChooseDeletions, acted on. Returns the names deleted; the first error ends it. kAborted:
+  // another run holds the root, and nothing was deleted.
   absl::StatusOr<std::vector<std::string>> Retain(const RetentionOptions& options,
                                                   std::span<const std::string> in_progress);
 

@@ -96,7 +96,9 @@ std::vector<std::string> ChooseDeletions(std::span<const CheckpointInfo> checkpo
     const bool is_older = kept >= std::max(1, options.keep_last);
     kept += IsUsable(info) ? 1 : 0;
     const bool by_step = options.keep_every > 0 && info.step % options.keep_every == 0;
-    if (is_older && IsUsable(info) && !info.pinned && !by_step) names.push_back(info.name);
+    const bool is_in_use = std::ranges::find(in_progress, info.name) != in_progress.end();
+    if (is_older && IsUsable(info) && !info.pinned && !by_step && !is_in_use)
+      names.push_back(info.name);
   }
   for (const CheckpointInfo& info : checkpoints) {
     const bool left_over =

@@ -66,8 +66,16 @@ SaveService::~SaveService() {
   if (limit_timer_) keeper_.loop().Cancel(*limit_timer_);
   Hurry();
   persist_.reset();
+  fetch_.reset();
+  if (tier_) {
+    if (tier_->is_behind())
+      options_.observer.on_note("the last checkpoint is being copied to the remote root");
+    tier_->Finish(is_stopped_ ? std::optional(checkpointer_.remote.stop_limit) : std::nullopt);
+  }
   io_.reset();
   if (opened_) opened_->root->Release().IgnoreError();
+  if (tier_) tier_->Release();
+  tier_.reset();
 }
 
 bool SaveService::OnMessage(int slot, Message& message) {
@@ -125,27 +133,77 @@ void SaveService::OnOpenRoot(int slot, Message& message) {
   openers_.push_back(waiter);
   if (opening_) return;
   opening_ = true;
-  RootOptions root_options;
-  root_options.job_name = options_.job_name.empty() ? checkpointer_.job : options_.job_name;
-  root_options.run = keeper_.options().run_id;
-  root_options.take_over = options_.take_over ? TakeOver::kYes : TakeOver::kNo;
   const bool fresh = options_.fresh || checkpointer_.start == CheckpointerOptions::Start::kFresh;
-  io_->Post(
-      [this, alive = alive_, &loop = keeper_.loop(), uri = checkpointer_.uri, root_options, fresh] {
-        const auto open = [&]() -> absl::StatusOr<std::shared_ptr<Opened>> {
-          auto opened = std::make_shared<Opened>();
-          OUTLAST_ASSIGN_OR_RETURN(opened->root, Root::Open(uri, root_options));
-          OUTLAST_RETURN_IF_ERROR(opened->root->TakeClaim());
-          opened->resume = !fresh;
-          opened->root->RollForward({}, {options_.committer, opened->root->claim(), 0})
-              .status()
-              .IgnoreError();
-          return opened;
-        };
-        loop.Post([this, alive, result = open()] {
-          if (*alive) OnOpened(result);
-        });
-      });
+  io_->Post([this, alive = alive_, &loop = keeper_.loop(), uri = checkpointer_.uri,
+             tier_options = TierOptions(), fresh] {
+    const auto open = [&]() -> absl::StatusOr<std::shared_ptr<Opened>> {
+      auto opened = std::make_shared<Opened>();
+      OUTLAST_ASSIGN_OR_RETURN(
+          OpenedTiers tiers,
+          OpenTiers(uri, tier_options, fresh ? StartMode::kFresh : StartMode::kResume));
+      opened->root = std::move(tiers.root);
+      opened->remote = std::move(tiers.remote);
+      opened->remote_error = tiers.remote_error;
+      opened->resume = !fresh;
+      opened->root->RollForward({}, {options_.committer, opened->root->claim(), 0})
+          .status()
+          .IgnoreError();
+      return opened;
+    };
+    loop.Post([this, alive, result = open()] {
+      if (*alive) OnOpened(result);
+    });
+  });
+}
+
+RemoteTierOptions SaveService::TierOptions() const {
+  RemoteTierOptions tier;
+  tier.remote = checkpointer_.remote;
+  tier.plugins = options_.plugins;
+  tier.root.job_name = options_.job_name.empty() ? checkpointer_.job : options_.job_name;
+  tier.root.run = keeper_.options().run_id;
+  tier.root.take_over = options_.take_over ? TakeOver::kYes : TakeOver::kNo;
+  tier.auto_interval = [this](absl::Duration upload_time) {
+    IntervalModel model;
+    model.mean_between_interruptions =
+        MeanBetweenInterruptions(world_, absl::Nanoseconds(MonotonicNanos() - started_ns_),
+                                 static_cast<int64_t>(keeper_.job().faults().size()));
+    model.cost = model.write = upload_time;
+    return std::clamp(OptimalInterval(model), options_.shortest_auto, options_.longest_auto);
+  };
+  return tier;
+}
+
+void SaveService::MakeTier() {
+  if (checkpointer_.remote.uri.empty()) return;
+  if (!opened_->remote_error.ok()) {
+    options_.observer.on_note(fmt::format(
+        "the remote root cannot be reached, it is looked for again at each due save: {}",
+        MessageOf(opened_->remote_error)));
+  }
+  RemoteObserver observer;
+  observer.on_uploaded = [this](int64_t step, const UploadResult& result) {
+    options_.observer.on_uploaded(step, result);
+    if (!result.retention_error.empty())
+      options_.observer.on_note("remote root: old checkpoints stay: " + result.retention_error);
+    Tell(step, SaveOutcome::kUploaded, "");
+  };
+  observer.on_failed = [this](int64_t step, const absl::Status& error) {
+    options_.observer.on_upload_failed(step, error);
+    Tell(step, SaveOutcome::kUploadFailed, MessageOf(error));
+  };
+  tier_ = std::make_unique<RemoteTier>(keeper_.loop(), *opened_->root, std::move(opened_->remote),
+                                       TierOptions(), std::move(observer));
+  fetch_ = std::make_unique<SerialThread>("outlast-fetch");
+}
+
+void SaveService::Tell(int64_t step, SaveOutcome outcome, std::string_view error) {
+  Message event;
+  event.kind = MessageKind::kSaveEvent;
+  event.payload = PayloadWriter().Int(step).Int(outcome).Text(error).bytes();
+  for (int slot = 0; slot < world_; ++slot) {
+    if (keeper_.is_joined(slot)) keeper_.Send(slot, event);
+  }
 }
 
 absl::Status SaveService::Adopt(absl::StatusOr<std::shared_ptr<Opened>> opened) {
@@ -155,6 +213,7 @@ absl::Status SaveService::Adopt(absl::StatusOr<std::shared_ptr<Opened>> opened) 
   OUTLAST_ASSIGN_OR_RETURN(Mapping mapping, Mapping::Shared(table_fd_.get(), bytes));
   table_ = std::make_unique<SealTable>(std::move(mapping), world_);
   opened_ = *std::move(opened);
+  MakeTier();
   BeatLater();
   return absl::OkStatus();
 }
@@ -189,6 +248,7 @@ void SaveService::BeatLater() {
   beat_timer_ = keeper_.loop().RunAfter(kBeatInterval, [this] {
     // A root that fails to take a beat fails to take a save too, and says so there.
     io_->Post([opened = opened_] { opened->root->Beat().IgnoreError(); });
+    if (tier_) tier_->Beat();
     BeatLater();
   });
 }
@@ -419,6 +479,7 @@ PersistRequest SaveService::RequestOf(const Save& save) const {
   request.parent = parent_;
   request.committer = options_.committer;
   request.retention = {checkpointer_.keep_last, checkpointer_.keep_every};
+  if (tier_) request.elsewhere = tier_->Standing();
   request.limiter = limiter_.get();
   return request;
 }
@@ -430,7 +491,10 @@ void SaveService::StartSave(Save save) {
     loop.Post([this, alive, save, result] {
       if (*alive) OnSaveEnded(save, result);
     });
-    if (result.ok()) Retire(*opened->root, request, *result);
+    if (result.ok()) {
+      Retire(*opened->root, request, *result,
+             tier_ != nullptr ? tier_->InUse() : std::vector<std::string>{});
+    }
   });
   cost_.SaveBegan(Clock::Real().Uptime(), NewestStep());
   const absl::Duration limit = SaveLimit();
@@ -456,25 +520,12 @@ void SaveService::GiveUp(const Save& save, absl::Duration limit) {
                    "save of step {} to {}: not durable after its deadline of {}; the disk hangs",
                    save.step, opened_->root->path(), absl::FormatDuration(limit));
   options_.observer.on_failed(save.step, overdue_);
-  TellRanks(save.step, overdue_);
+  Tell(save.step, SaveOutcome::kFailed, MessageOf(overdue_));
   if (save.last || (queued_ && queued_->last))
     keeper_.Dispatch(StopPersisted{save.last ? save.step : queued_->step, false});
   if (finishers_.empty()) return;
   while (!finishers_.empty()) AnswerFinishers(finishers_.begin()->first, overdue_);
   keeper_.Dispatch(FinalSaveFailed{std::string(MessageOf(overdue_))});
-}
-
-void SaveService::TellRanks(int64_t step, const absl::Status& status) {
-  Message event;
-  event.kind = MessageKind::kSaveEvent;
-  event.payload = PayloadWriter()
-                      .Int(step)
-                      .Int(static_cast<uint8_t>(status.ok()))
-                      .Text(MessageOf(status))
-                      .bytes();
-  for (int slot = 0; slot < world_; ++slot) {
-    if (keeper_.is_joined(slot)) keeper_.Send(slot, event);
-  }
 }
 
 // Somebody waits for a save: the rate limit rests until it has ended.
@@ -495,13 +546,18 @@ void SaveService::OnSaveEnded(const Save& save, const absl::StatusOr<PersistResu
     committed_here_ = true;
     options_.observer.on_durable(save.step, *result);
     keeper_.Dispatch(CheckpointCommitted{save.step});
+    if (tier_) tier_->OnCommitted(save.step, result->checkpoint, result->bytes);
   } else {
     options_.observer.on_failed(save.step, result.status());
     if (result.status().code() == absl::StatusCode::kAborted)
       keeper_.Dispatch(RootLost{std::string(MessageOf(result.status()))});
   }
-  TellRanks(save.step, result.status());
-  if (save.last && !was_given_up) keeper_.Dispatch(StopPersisted{save.step, result.ok()});
+  Tell(save.step, result.ok() ? SaveOutcome::kDurable : SaveOutcome::kFailed,
+       MessageOf(result.status()));
+  if (save.last) is_stopped_ = true;
+  if (save.last && !was_given_up) {
+    keeper_.Dispatch(StopPersisted{save.step, result.ok()});
+  }
   if (result.ok()) {
     AnswerFinishers(save.step, absl::OkStatus());
   } else if (finishers_.contains(save.step)) {
@@ -758,7 +814,11 @@ absl::Status SaveService::PersistLast() {
     for (const Held& held : common->held) save.held.emplace_back(held);
     const PersistRequest request = RequestOf(save);
     const auto result = Persist(*opened_->root, request);
-    if (result.ok()) Retire(*opened_->root, request, *result);
+    if (result.ok()) {
+      Retire(*opened_->root, request, *result,
+             tier_ != nullptr ? tier_->InUse() : std::vector<std::string>{});
+      if (tier_) tier_->OnCommitted(save.step, result->checkpoint, result->bytes);
+    }
     status = result.status();
   }
   persist_ = std::make_unique<SerialThread>("outlast-save", SerialThread::Priority::kBackground);

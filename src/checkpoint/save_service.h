@@ -26,6 +26,7 @@
 #include "absl/time/time.h"
 #include "base/serial_thread.h"
 #include "checkpoint/persist.h"
+#include "checkpoint/remote_tier.h"
 #include "checkpoint/root.h"
 #include "checkpoint/save_wire.h"
 #include "checkpoint/seal_table.h"
@@ -44,15 +45,20 @@ struct SaveObserver {
   // All ranks have restored. `step` 0 with kNone: started anew.
   std::function<void(uint64_t generation, RestoreSource source, int64_t step)> on_restored =
       [](uint64_t, RestoreSource, int64_t) {};
+  std::function<void(int64_t step, const UploadResult& result)> on_uploaded =
+      [](int64_t, const UploadResult&) {};
+  std::function<void(int64_t step, const absl::Status& error)> on_upload_failed =
+      [](int64_t, const absl::Status&) {};
   // One line for people: a candidate that was passed over, a root's notes.
   std::function<void(const std::string& line)> on_note = [](const std::string&) {};
 };
 
 struct SaveServiceOptions {
-  std::string job_name;    // --job; overrides the trainer's
-  bool fresh = false;      // --fresh
-  bool take_over = false;  // --take-over
-  std::string committer;   // the host's name, for people
+  std::string job_name;                    // --job; overrides the trainer's
+  bool fresh = false;                      // --fresh
+  bool take_over = false;                  // --take-over
+  std::string committer;                   // the host's name, for people
+  std::shared_ptr<const Plugins> plugins;  // of remote roots; null: the embedded ones
   // Bounds of Every::Auto's interval on disk.
   absl::Duration shortest_auto = absl::Seconds(5);
   absl::Duration longest_auto = absl::Minutes(30);
@@ -118,10 +124,13 @@ class SaveService final : public KeeperExtension {
     bool again = false;  // a later one in the same generation: chosen once all have asked
     std::vector<std::string> passed_over;
     std::set<std::string> bad_folders;
+    std::set<std::string> bad_remote;
     bool memory_is_bad = false;
   };
   struct Opened {
     std::unique_ptr<Root> root;
+    std::unique_ptr<RemoteRoot> remote;
+    absl::Status remote_error;
     bool resume = true;
   };
 
@@ -145,7 +154,6 @@ class SaveService final : public KeeperExtension {
   void OnSaveEnded(const Save& save, const absl::StatusOr<PersistResult>& result);
   absl::Duration SaveLimit() const;
   void GiveUp(const Save& save, absl::Duration limit);
-  void TellRanks(int64_t step, const absl::Status& status);
   PersistRequest RequestOf(const Save& save) const;
   void AnswerFinishers(int64_t step, const absl::Status& status);
   void SaveForFinishers(int64_t step);
@@ -159,8 +167,18 @@ class SaveService final : public KeeperExtension {
   void ForgetMemory();
   void Choose();
   void ChooseFromDisk();
-  void OnDiskCandidates(uint64_t generation, uint32_t attempt,
-                        absl::StatusOr<StartDecision> decision);
+  struct Candidates {
+    StartDecision decision;
+    std::vector<std::string> local, remote;  // where they are usable
+    std::string note;
+  };
+  void OnCandidates(uint64_t generation, uint32_t attempt,
+                    const absl::StatusOr<Candidates>& candidates);
+  void Fetch(const std::string& name);
+  SerialThread& readers() { return fetch_ != nullptr ? *fetch_ : *io_; }
+  RemoteTierOptions TierOptions() const;
+  void MakeTier();
+  void Tell(int64_t step, SaveOutcome outcome, std::string_view error);
   void Decide(RestoreChoice choice);
   void AnswerChoosers();
   void CountVotes();
@@ -206,6 +224,7 @@ class SaveService final : public KeeperExtension {
   int64_t dropped_ = 0;
   std::optional<std::string> parent_;
   bool committed_here_ = false;
+  bool is_stopped_ = false;  // an agreed stop was saved
   std::map<int64_t, std::vector<Waiter>> finishers_;
   std::set<int64_t> retried_;
   std::optional<EventLoop::TimerId> auto_timer_, beat_timer_, limit_timer_;
@@ -220,6 +239,8 @@ class SaveService final : public KeeperExtension {
   uint64_t generation_ = 0;
   Restoring restoring_;
 
+  std::unique_ptr<RemoteTier> tier_;       // none: no remote root
+  std::unique_ptr<SerialThread> fetch_;    // with a remote root: lists and fetches
   std::unique_ptr<SerialThread> io_;       // the root: open, list, beat
   std::unique_ptr<SerialThread> persist_;  // saves
 };

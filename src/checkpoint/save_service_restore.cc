@@ -69,34 +69,52 @@ void SaveService::ChooseFromDisk() {
   // itself.
   const StartMode mode =
       opened_->resume || committed_here_ ? StartMode::kResume : StartMode::kFresh;
-  io_->Post([this, alive = alive_, &loop = keeper_.loop(), opened = opened_, mode,
-             generation = generation_, attempt = restoring_.attempt] {
-    const auto decide = [&]() -> absl::StatusOr<StartDecision> {
-      OUTLAST_ASSIGN_OR_RETURN(const Listing listing, opened->root->List());
-      return DecideStart(listing, mode);
+  readers().Post([this, alive = alive_, &loop = keeper_.loop(), opened = opened_, mode,
+                  tier = tier_.get(), generation = generation_, attempt = restoring_.attempt] {
+    const auto decide = [&]() -> absl::StatusOr<Candidates> {
+      Candidates found;
+      if (tier == nullptr) {
+        OUTLAST_ASSIGN_OR_RETURN(const Listing listing, opened->root->List());
+        OUTLAST_ASSIGN_OR_RETURN(found.decision, DecideStart(listing, mode));
+        found.local = found.decision.candidates;
+        return found;
+      }
+      OUTLAST_ASSIGN_OR_RETURN(TierView view, tier->View(&found.note));
+      OUTLAST_ASSIGN_OR_RETURN(found.decision, DecideStart(view.listing, mode));
+      found.local = std::move(view.local);
+      found.remote = std::move(view.remote);
+      return found;
     };
-    loop.Post([this, alive, generation, attempt, decision = decide()] {
-      if (*alive) OnDiskCandidates(generation, attempt, decision);
+    loop.Post([this, alive, generation, attempt, candidates = decide()] {
+      if (*alive) OnCandidates(generation, attempt, candidates);
     });
   });
 }
 
-void SaveService::OnDiskCandidates(uint64_t generation, uint32_t attempt,
-                                   absl::StatusOr<StartDecision> decision) {
+void SaveService::OnCandidates(uint64_t generation, uint32_t attempt,
+                               const absl::StatusOr<Candidates>& candidates) {
   if (generation != generation_ || attempt != restoring_.attempt || !restoring_.choosing) return;
   std::string error;
-  if (!decision.ok()) {
-    error = std::string(MessageOf(decision.status()));
+  if (!candidates.ok()) {
+    error = std::string(MessageOf(candidates.status()));
   } else {
-    if (attempt == 0) {
-      for (const std::string& skipped : decision->skipped)
+    if (!candidates->note.empty()) options_.observer.on_note(candidates->note);
+    if (attempt == 0 && restoring_.bad_remote.empty()) {
+      for (const std::string& skipped : candidates->decision.skipped)
         options_.observer.on_note("checkpoint passed over: " + skipped);
     }
-    for (const std::string& name : decision->candidates) {
-      if (restoring_.bad_folders.contains(name)) continue;
-      const auto parts = ParseCheckpointName(name);
-      return Decide(
-          {RestoreSource::kDisk, parts ? parts->step : 0, 0, 0, 0, opened_->root->PathOf(name)});
+    const auto holds = [](const std::vector<std::string>& names, const std::string& name) {
+      return std::ranges::find(names, name) != names.end();
+    };
+    for (const std::string& name : candidates->decision.candidates) {
+      if (holds(candidates->local, name) && !restoring_.bad_folders.contains(name)) {
+        const auto parts = ParseCheckpointName(name);
+        return Decide(
+            {RestoreSource::kDisk, parts ? parts->step : 0, 0, 0, 0, opened_->root->PathOf(name)});
+      }
+      // The same step from another source before an older one.
+      if (holds(candidates->remote, name) && !restoring_.bad_remote.contains(name))
+        return Fetch(name);
     }
     // Nothing was ever saved, or a fresh start was asked for: step 0. But never because all that
     // there was failed.
@@ -110,6 +128,29 @@ void SaveService::OnDiskCandidates(uint64_t generation, uint32_t attempt,
     keeper_.Answer(waiter.slot, waiter.request, status);
   restoring_.choosing = false;
   keeper_.Dispatch(RestoreFailed{std::string(MessageOf(status))});
+}
+
+// Brings a checkpoint from the remote root to the local one; all ranks then read it there.
+void SaveService::Fetch(const std::string& name) {
+  options_.observer.on_note("restoring from the remote root: " + name);
+  fetch_->Post([this, alive = alive_, &loop = keeper_.loop(), tier = tier_.get(), name,
+                generation = generation_, attempt = restoring_.attempt] {
+    loop.Post([this, alive, name, generation, attempt, fetched = tier->Fetch(name)] {
+      if (!*alive || generation != generation_ || attempt != restoring_.attempt ||
+          !restoring_.choosing)
+        return;
+      restoring_.bad_remote.insert(name);  // tried once
+      if (fetched.ok()) {
+        const auto parts = ParseCheckpointName(name);
+        return Decide({RestoreSource::kRemote, parts ? parts->step : 0, 0, 0, 0,
+                       opened_->root->PathOf(name)});
+      }
+      const std::string reason = fmt::format("remote {}: {}", name, MessageOf(fetched));
+      options_.observer.on_note("checkpoint passed over: " + reason);
+      restoring_.passed_over.push_back(reason);
+      ChooseFromDisk();
+    });
+  });
 }
 
 void SaveService::Decide(RestoreChoice choice) {
@@ -160,13 +201,14 @@ void SaveService::CountVotes() {
   }
   if (!restoring_.failed) {
     restoring_.done = true;
-    durable_step_ =
-        choice.source == RestoreSource::kDisk ? choice.step : std::min(durable_step_, choice.step);
-    if (choice.source == RestoreSource::kDisk) {
+    durable_step_ = choice.is_of_files() ? choice.step : std::min(durable_step_, choice.step);
+    if (choice.is_of_files()) {
       parent_ = choice.folder.substr(choice.folder.rfind('/') + 1);
+      if (tier_) tier_->OnRestored(choice.step, *parent_);
     } else if (choice.source == RestoreSource::kNone) {
       parent_.reset();
     }
+    if (tier_ && !choice.is_of_files()) tier_->OnRestored(choice.step, "");
     options_.observer.on_restored(generation_, choice.source, choice.step);
   } else {
     const std::string reason = restoring_.passed_over.back();
@@ -179,7 +221,7 @@ void SaveService::CountVotes() {
     } else {
       const std::string name = choice.folder.substr(choice.folder.rfind('/') + 1);
       restoring_.bad_folders.insert(name);
-      io_->Post([opened = opened_, name, reason] {
+      readers().Post([opened = opened_, name, reason] {
         opened->root->Quarantine(name, reason).IgnoreError();
       });
     }

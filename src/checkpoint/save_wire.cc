@@ -100,35 +100,62 @@ double TolerableSeconds(const CheckpointerOptions& options) {
 }  // namespace
 
 std::string EncodeOptions(const CheckpointerOptions& options) {
-  const nlohmann::json json = {{"uri", options.uri},
-                               {"every", options.every.steps()},
-                               {"disk_bytes_per_second", options.disk_bytes_per_second},
-                               {"tolerable_loss_s", TolerableSeconds(options)},
-                               {"keep_last", options.keep_last},
-                               {"keep_every", options.keep_every},
-                               {"fresh", options.start == CheckpointerOptions::Start::kFresh},
-                               {"job", options.job},
-                               {"buffers", options.buffers},
-                               {"extras_bytes", static_cast<uint64_t>(options.extras_bytes)}};
+  const nlohmann::json json = {
+      {"uri", options.uri},
+      {"every", options.every.steps()},
+      {"disk_bytes_per_second", options.disk_bytes_per_second},
+      {"tolerable_loss_s", TolerableSeconds(options)},
+      {"keep_last", options.keep_last},
+      {"keep_every", options.keep_every},
+      {"remote",
+       {{"uri", options.remote.uri},
+        {"every", options.remote.every.steps()},
+        {"keep_last", options.remote.keep_last},
+        {"keep_every", options.remote.keep_every},
+        {"bytes_per_second", options.remote.bytes_per_second},
+        {"stop_limit_s", absl::ToDoubleSeconds(options.remote.stop_limit)}}},
+      {"fresh", options.start == CheckpointerOptions::Start::kFresh},
+      {"job", options.job},
+      {"buffers", options.buffers},
+      {"extras_bytes", static_cast<uint64_t>(options.extras_bytes)}};
   return json.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace);
 }
 
 absl::StatusOr<CheckpointerOptions> DecodeOptions(std::string_view text) {
   const nlohmann::json json = nlohmann::json::parse(text, nullptr, false);
-  const auto has = [&](const char* key, bool (nlohmann::json::*is)() const noexcept) {
-    return json.contains(key) && (json[key].*is)();
-  };
   using Json = nlohmann::json;
+  const auto has_in = [](const Json& in, const char* key, bool (Json::*is)() const noexcept) {
+    return in.contains(key) && (in[key].*is)();
+  };
+  const auto has = [&](const char* key, bool (Json::*is)() const noexcept) {
+    return has_in(json, key, is);
+  };
   if (!json.is_object() || !has("uri", &Json::is_string) ||
       !has("every", &Json::is_number_integer) ||
       !has("disk_bytes_per_second", &Json::is_number_unsigned) ||
       !has("tolerable_loss_s", &Json::is_number) || !has("keep_last", &Json::is_number_integer) ||
       !has("keep_every", &Json::is_number_integer) || !has("fresh", &Json::is_boolean) ||
       !has("job", &Json::is_string) || !has("buffers", &Json::is_number_integer) ||
-      !has("extras_bytes", &Json::is_number_unsigned) || json["extras_bytes"] > kMaxExtrasBytes) {
+      !has("extras_bytes", &Json::is_number_unsigned) || json["extras_bytes"] > kMaxExtrasBytes ||
+      !has("remote", &Json::is_object)) {
     return Malformed("options of a checkpointer");
   }
+  const Json& remote = json["remote"];
+  if (!has_in(remote, "uri", &Json::is_string) ||
+      !has_in(remote, "every", &Json::is_number_integer) ||
+      !has_in(remote, "keep_last", &Json::is_number_integer) ||
+      !has_in(remote, "keep_every", &Json::is_number_integer) ||
+      !has_in(remote, "bytes_per_second", &Json::is_number_unsigned) ||
+      !has_in(remote, "stop_limit_s", &Json::is_number)) {
+    return Malformed("remote options of a checkpointer");
+  }
   CheckpointerOptions options;
+  options.remote.uri = remote["uri"];
+  options.remote.every = remote["every"] > 0 ? Every::Steps(remote["every"]) : Every::Auto();
+  options.remote.keep_last = remote["keep_last"];
+  options.remote.keep_every = remote["keep_every"];
+  options.remote.bytes_per_second = remote["bytes_per_second"];
+  options.remote.stop_limit = absl::Seconds(remote["stop_limit_s"].get<double>());
   options.uri = json["uri"];
   options.every = json["every"] > 0 ? Every::Steps(json["every"]) : Every::Auto();
   options.disk_bytes_per_second = json["disk_bytes_per_second"];
@@ -163,7 +190,7 @@ absl::StatusOr<RestoreChoice> RestoreChoice::Decode(std::string_view payload) {
   choice.buffer = reader.Int<uint32_t>();
   choice.turn = reader.Int<uint32_t>();
   choice.folder = std::string(reader.Text());
-  if (!reader.ok() || source > 2) return Malformed("choice of a restore");
+  if (!reader.ok() || source > 3) return Malformed("choice of a restore");
   choice.source = static_cast<RestoreSource>(source);
   return choice;
 }

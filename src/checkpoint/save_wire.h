@@ -13,7 +13,7 @@
 //   kChoose     u32 attempt -> RestoreChoice
 //   kVote       u32 attempt, u8 ok, u8 mismatch, Text detail -> u8 restored (else choose again with
 //   attempt + 1)
-//   kSaveEvent  i64 step, u8 durable, Text error                                      pushed
+//   kSaveEvent  i64 step, SaveOutcome, Text error                                     pushed
 //   kAhead      RestoreChoice (memory): what survivors may bring back before the next generation
 #pragma once
 
@@ -44,7 +44,10 @@ absl::StatusOr<CheckpointerOptions> DecodeOptions(std::string_view text);
 // Is the step durable; or tell me when it is.
 enum class FinishAsk : uint8_t { kQuery = 0, kWait = 1 };
 
-enum class RestoreSource : uint8_t { kNone = 0, kMemory = 1, kDisk = 2 };
+enum class SaveOutcome : uint8_t { kFailed = 0, kDurable = 1, kUploadFailed = 2, kUploaded = 3 };
+
+// kRemote: a checkpoint that was brought to the local root for this.
+enum class RestoreSource : uint8_t { kNone = 0, kMemory = 1, kDisk = 2, kRemote = 3 };
 
 // Where all ranks restore from now.
 struct RestoreChoice {
@@ -53,7 +56,11 @@ struct RestoreChoice {
   uint64_t generation = 0;  // of the snapshot (kMemory)
   uint32_t buffer = 0;      // of the asking rank (kMemory)
   uint32_t turn = 0;
-  std::string folder;  // absolute path of the checkpoint (kDisk)
+  std::string folder;  // absolute path of the checkpoint (kDisk, kRemote)
+
+  bool is_of_files() const {
+    return source == RestoreSource::kDisk || source == RestoreSource::kRemote;
+  }
 
   std::string Encode() const;
   static absl::StatusOr<RestoreChoice> Decode(std::string_view payload);

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <iosfwd>
+#include <memory>
 #include <optional>
 #include <string>
 #include <vector>
@@ -11,6 +12,8 @@
 #include "outlast/elastic/job.h"
 
 namespace outlast {
+
+class Plugins;
 
 // Exit code of what was refused before a worker ran.
 inline constexpr int kExitRefused = 85;
@@ -23,6 +26,8 @@ struct LaunchOptions {
   bool take_over = false;
   bool stdin_to_rank_0 = false;
   std::vector<std::string> command;  // as given
+  // Of remote roots; not from the command line. Null: folders alone.
+  std::shared_ptr<const Plugins> plugins;
 };
 
 // What `outlast run ARGUMENTS...` asks for; `help` is filled instead when it asks for help.

@@ -14,7 +14,12 @@
 #include "launch/agent.h"
 #include "launch/options.h"
 #include "meter/report.h"
+#include "outlast/base/plugins.h"
 #include "outlast/base/status.h"
+#include "outlast/store/blob.h"
+#ifdef OUTLAST_HAS_S3
+#include "outlast/adapters/s3.h"
+#endif
 
 namespace outlast {
 namespace {
@@ -36,10 +41,22 @@ int Refuse(const absl::Status& why) {
   return kExitRefused;
 }
 
+absl::StatusOr<std::shared_ptr<const Plugins>> MakePlugins() {
+  auto plugins = std::make_shared<Plugins>();
+  OUTLAST_RETURN_IF_ERROR(RegisterStores(*plugins));
+#ifdef OUTLAST_HAS_S3
+  OUTLAST_RETURN_IF_ERROR(RegisterS3(*plugins));
+#endif
+  return plugins;
+}
+
 int Run(const std::vector<std::string>& arguments) {
   std::string help;
-  const auto options = ParseLaunchOptions(arguments, &help);
+  auto options = ParseLaunchOptions(arguments, &help);
   if (!options.ok()) return Refuse(options.status());
+  auto plugins = MakePlugins();
+  if (!plugins.ok()) return Refuse(plugins.status());
+  options->plugins = *std::move(plugins);
   if (!help.empty()) {
     std::fputs(help.c_str(), stdout);
     return 0;

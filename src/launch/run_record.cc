@@ -133,8 +133,21 @@ void RunRecord::SaveFailed(int64_t step, const std::string& error) {
   WriteEvent(run_dir_, Seconds(), "save_failed", {{"step", step}, {"error", error}});
 }
 
+void RunRecord::Uploaded(int64_t step, const std::string& checkpoint, uint64_t bytes,
+                         absl::Duration time) {
+  WriteEvent(run_dir_, Seconds(), "uploaded",
+             {{"step", step},
+              {"checkpoint", checkpoint},
+              {"bytes", bytes},
+              {"seconds", absl::ToDoubleSeconds(time)}});
+}
+
+void RunRecord::UploadFailed(int64_t step, const std::string& error) {
+  WriteEvent(run_dir_, Seconds(), "upload_failed", {{"step", step}, {"error", error}});
+}
+
 void RunRecord::Restored(uint64_t generation, StateSource source, int64_t step) {
-  constexpr const char* kNames[] = {"unknown", "nothing", "memory", "peer", "disk"};
+  constexpr const char* kNames[] = {"unknown", "nothing", "memory", "peer", "disk", "remote"};
   WriteEvent(run_dir_, Seconds(), "restored",
              {{"generation", generation},
               {"source", kNames[static_cast<size_t>(source)]},

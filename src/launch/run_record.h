@@ -2,7 +2,8 @@
 //
 // events.jsonl, one object a line: `t` (seconds since the start, steady clock), `at` (UTC),
 // `event`, and its fields:
-//   start, worker_started, worker_ended, commit, fault, stop_asked, stacks, finish
+//   start, worker_started, worker_ended, commit, saved, save_failed, uploaded, upload_failed,
+//   restored, fault, stop_asked, stacks, finish
 // report.json: version 1; see Write. Text that is no UTF-8 has U+FFFD in its place.
 #pragma once
 
@@ -37,6 +38,9 @@ class RunRecord {
   void Saved(int64_t step, const std::string& checkpoint, uint64_t bytes,
              absl::Duration write_time);
   void SaveFailed(int64_t step, const std::string& error);
+  // To the remote root.
+  void Uploaded(int64_t step, const std::string& checkpoint, uint64_t bytes, absl::Duration time);
+  void UploadFailed(int64_t step, const std::string& error);
   void Restored(uint64_t generation, StateSource source, int64_t step);
   // A verdict of the watch, and where its evidence lies.
   void Judged(const std::string& verdict, const std::string& folder);

@@ -20,6 +20,8 @@ StateSource SourceOf(RestoreSource source) {
       return StateSource::kMemory;
     case RestoreSource::kDisk:
       return StateSource::kDisk;
+    case RestoreSource::kRemote:
+      return StateSource::kRemote;
     case RestoreSource::kNone:
       break;
   }
@@ -36,6 +38,7 @@ JobServices::JobServices(Keeper& keeper, WorkerHost& host, const LaunchOptions& 
   saves.fresh = options.fresh;
   saves.take_over = options.take_over;
   saves.committer = HostName();
+  saves.plugins = options.plugins;
   saves.observer = Observer();
   saves_ = std::make_unique<SaveService>(keeper_, std::move(saves));
   keeper_.Attach(saves_.get());
@@ -68,6 +71,13 @@ SaveObserver JobServices::Observer() {
     ledger_.Append(CheckpointEntry{ledger_.Now(), ledger_.Now(), generation_, step, 0,
                                    std::string(MessageOf(error))});
     record_.SaveFailed(step, std::string(MessageOf(error)));
+    console_.Say(fmt::format("outlast: {}; training goes on", MessageOf(error)));
+  };
+  observer.on_uploaded = [this](int64_t step, const UploadResult& result) {
+    record_.Uploaded(step, result.checkpoint, result.bytes, result.time);
+  };
+  observer.on_upload_failed = [this](int64_t step, const absl::Status& error) {
+    record_.UploadFailed(step, std::string(MessageOf(error)));
     console_.Say(fmt::format("outlast: {}; training goes on", MessageOf(error)));
   };
   observer.on_restored = [this](uint64_t generation, RestoreSource source, int64_t step) {

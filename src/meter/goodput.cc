@@ -334,10 +334,10 @@ Groups CollectGroups(const std::vector<Invocation>& runs, const std::vector<JobS
   for (size_t run = 0; run < runs.size(); ++run) {
     for (const CommitEntry& entry : runs[run].All<CommitEntry>())
       groups.try_emplace(GroupKey{run, entry.generation});
-    std::map<uint64_t, std::array<bool, 5>> sources;
+    std::map<uint64_t, std::array<bool, 6>> sources;
     for (const RestoreEntry& entry : runs[run].All<RestoreEntry>()) {
       KeepMin(groups[{run, entry.generation}].resume_step, entry.step);
-      if (static_cast<size_t>(entry.source) < 5)
+      if (static_cast<size_t>(entry.source) < 6)
         sources[entry.generation][static_cast<size_t>(entry.source)] = true;
     }
     for (const auto& [generation, seen] : sources) {

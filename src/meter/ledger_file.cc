@@ -200,6 +200,8 @@ std::string_view ToString(StateSource source) {
       return "peer";
     case StateSource::kDisk:
       return "disk";
+    case StateSource::kRemote:
+      return "remote";
   }
   return "unknown";
 }

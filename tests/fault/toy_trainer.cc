@@ -2,6 +2,7 @@
 // restore brings is checked without a second copy:
 //   toy_trainer --steps N --step-ms M --ckpt-dir D --ckpt-every K --keep R --state-mb S
 //               [--sharded-mb M] [--finish-each 1] [--disk-rate BYTES_PER_SECOND] [--seed X]
+//               [--remote URI --remote-every K --remote-keep R --remote-rate BYTES_PER_SECOND]
 //               [--log FILE] [--watch-floor SECONDS --watch-poll SECONDS]
 //               [--stall data|backward|allreduce|read:RANK:STEP[:SECONDS]]
 //
@@ -63,6 +64,8 @@ struct Options {
   bool finish_each = false;
   uint64_t disk_rate = 0;
   uint32_t seed = 1;
+  outlast::RemoteOptions remote;
+  int64_t remote_every = 10;
   std::string log;
   double watch_floor = 0;  // 0: no watchdog
   double watch_poll = 0.1;
@@ -103,14 +106,19 @@ std::optional<Options> Parse(int argc, char** argv) {
   number("--sharded-mb", options.sharded_mb);
   number("--finish-each", options.finish_each);
   number("--disk-rate", options.disk_rate);
+  number("--remote-every", options.remote_every);
+  number("--remote-keep", options.remote.keep_last);
+  number("--remote-rate", options.remote.bytes_per_second);
   number("--seed", options.seed);
   number("--watch-floor", options.watch_floor);
   number("--watch-poll", options.watch_poll);
   options.checkpoints = given["--ckpt-dir"];
+  options.remote.uri = given["--remote"];
+  options.remote.every = outlast::Every::Steps(options.remote_every);
   options.log = given["--log"];
   if (given.contains("--stall")) options.stall = ParseStall(given["--stall"]);
   const bool stall_is_bad = given.contains("--stall") && (!options.stall || options.log.empty());
-  for (const char* known : {"--ckpt-dir", "--log", "--stall"}) given.erase(known);
+  for (const char* known : {"--ckpt-dir", "--remote", "--log", "--stall"}) given.erase(known);
   if (argc % 2 == 0 || !given.empty() || options.checkpoints.empty() || stall_is_bad)
     return std::nullopt;
   return options;
@@ -352,7 +360,8 @@ absl::Status Train(const Options& options) {
                                          .every = outlast::Every::Steps(options.every),
                                          .snapshot_every = outlast::Every::Steps(1),
                                          .disk_bytes_per_second = options.disk_rate,
-                                         .keep_last = options.keep}));
+                                         .keep_last = options.keep,
+                                         .remote = options.remote}));
   std::unique_ptr<outlast::Watchdog> watchdog;
   if (options.watch_floor > 0) {
     OUTLAST_ASSIGN_OR_RETURN(

@@ -16,6 +16,7 @@
 
 namespace outlast {
 
+class Plugins;
 class Run;
 
 // How often.
@@ -36,6 +37,25 @@ class Every {
   int64_t steps_;
 };
 
+// A second root, far from the machine that may be lost: a folder on another mount (file:///mnt/x)
+// or an object store (s3://bucket/run, where the adapter is linked). It gets the same folders as
+// the local one, by a background thread of the agent that neither training nor local saves wait
+// for. A restore comes from there where the local root has no whole copy of the step: on a fresh
+// machine, or after damage. An upload that fails is counted and told, and the next due checkpoint
+// is tried; what a run has committed last is uploaded at its end in any case (60 s + bytes /
+// (50 MB/s), then it is given up, and gone on with by the next run).
+struct RemoteOptions {
+  std::string uri;  // empty: no remote tier
+  // The first checkpoint on disk at or after each multiple. Auto: by the same rule as the disk's,
+  // from what an upload takes.
+  Every every = Every::Auto();
+  int keep_last = 3;              // as on disk; at least 1
+  int64_t keep_every = 0;         // also each step that this divides; 0: none
+  uint64_t bytes_per_second = 0;  // what uploads may read and send; 0: as fast as it goes
+  // How long a job that was told to stop may still upload: whoever told it will not wait for long.
+  absl::Duration stop_limit = absl::Seconds(10);
+};
+
 struct CheckpointerOptions {
   std::string uri;  // "file:///ckpt/my-run" or a path: the root
   // The disk. One save at a time: what becomes due while one is written is left out and counted
@@ -50,6 +70,10 @@ struct CheckpointerOptions {
   uint64_t disk_bytes_per_second = 0;
   int keep_last = 3;       // checkpoints on disk that retention spares; at least 1
   int64_t keep_every = 0;  // and each of a step that this divides; 0: none
+  RemoteOptions remote;
+  // What remote.uri may name besides a folder, where the process saves by itself; under `outlast
+  // run` the agent's own count. Null: folders alone.
+  std::shared_ptr<const Plugins> plugins;
   // Start from step 0 in a root that holds checkpoints, without restoring (also `outlast run
   // --fresh`).
   enum class Start : uint8_t { kResume, kFresh } start = Start::kResume;
@@ -66,12 +90,14 @@ struct CheckpointerOptions {
 };
 
 struct CheckpointStats {
-  int64_t sealed = 0;         // snapshots
-  int64_t skipped = 0;        // snapshots that found no free buffer
-  int64_t durable_step = 0;   // the newest step known to be on disk
-  int64_t failed_saves = 0;   // disk
+  int64_t sealed = 0;        // snapshots
+  int64_t skipped = 0;       // snapshots that found no free buffer
+  int64_t durable_step = 0;  // the newest step known to be on disk
+  int64_t failed_saves = 0;  // disk
+  int64_t remote_step = 0;   // the newest step known to be in the remote root
+  int64_t failed_uploads = 0;
   int64_t stall_ns = 0;       // in BeforeUpdate and SaveIfDue, in all
-  std::string restored_from;  // "memory", "live", "disk" or "" (step 0)
+  std::string restored_from;  // "memory", "live", "disk", "remote" or "" (step 0)
 };
 
 // One a rank. Calls come from the trainer's thread; stats() from any. Owns one copier thread.
@@ -90,13 +116,13 @@ class Checkpointer {
   ~Checkpointer();
 
   // Copies the newest step that all ranks have into `state`, and returns that step; 0 when there is
-  // none. Memory first, then disk; a source whose bytes do not match their checksums on any rank is
-  // given up by all ranks together. Regions are matched by name over all ranks together, and each
-  // must have the saved dtype and shape, but for what `options` allow; no byte changes before that
-  // was checked. The world may be another than the saved one, and each rank may hold any box.
-  // kInvalidArgument: names, dtypes or shapes differ, with the lists of missing, unexpected and
-  // mismatched ones. kDataLoss: checkpoints exist, and none restores, with every candidate and its
-  // reason. kAborted: the generation ended.
+  // none. Memory first, then disk, then remote; a source whose bytes do not match their checksums
+  // on any rank is given up by all ranks together. Regions are matched by name over all ranks
+  // together, and each must have the saved dtype and shape, but for what `options` allow; no byte
+  // changes before that was checked. The world may be another than the saved one, and each rank may
+  // hold any box. kInvalidArgument: names, dtypes or shapes differ, with the lists of missing,
+  // unexpected and mismatched ones. kDataLoss: checkpoints exist, and none restores, with every
+  // candidate and its reason. kAborted: the generation ended.
   absl::StatusOr<int64_t> Restore(const StateView& state, const RestoreOptions& options = {});
   // What did not match in the last restore of Strictness::kMatching, over all ranks.
   const MatchReport& restored_report() const;

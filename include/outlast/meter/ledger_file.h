@@ -145,7 +145,14 @@ struct DetectedEntry {
 };
 
 // Where a state came from. kNothing: training started over.
-enum class StateSource : uint8_t { kUnknown = 0, kNothing = 1, kMemory = 2, kPeer = 3, kDisk = 4 };
+enum class StateSource : uint8_t {
+  kUnknown = 0,
+  kNothing = 1,
+  kMemory = 2,
+  kPeer = 3,
+  kDisk = 4,
+  kRemote = 5
+};
 
 std::string_view ToString(StateSource source);
 

@@ -1,0 +1,172 @@
+#include "adapters/http.h"
+
+#include <curl/curl.h>
+
+#include <algorithm>
+#include <cstring>
+#include <memory>
+#include <mutex>
+
+#include "base/error.h"
+
+namespace outlast {
+namespace {
+
+constexpr size_t kMaxBody = size_t{64} << 20;
+constexpr size_t kMaxHeaders = 1000;
+
+struct Transfer {
+  CURL* handle = nullptr;
+  const HttpRequest* request = nullptr;
+  HttpResponse response;
+  bool too_large = false;
+};
+
+size_t TakeBody(char* data, size_t, size_t bytes, void* context) {
+  auto& transfer = *static_cast<Transfer*>(context);
+  long status = 0;
+  curl_easy_getinfo(transfer.handle, CURLINFO_RESPONSE_CODE, &status);
+  const std::span<std::byte> into = transfer.request->into;
+  if (status / 100 == 2 && !into.empty()) {
+    if (bytes > into.size() - transfer.response.received) return transfer.too_large = true, 0;
+    std::memcpy(into.data() + transfer.response.received, data, bytes);
+    transfer.response.received += bytes;
+    return bytes;
+  }
+  if (bytes > kMaxBody - transfer.response.body.size()) return transfer.too_large = true, 0;
+  transfer.response.body.append(data, bytes);
+  return bytes;
+}
+
+size_t TakeHeader(char* data, size_t, size_t bytes, void* context) {
+  auto& transfer = *static_cast<Transfer*>(context);
+  const std::string_view line(data, bytes);
+  const size_t colon = line.find(':');
+  if (colon == std::string_view::npos || transfer.response.headers.size() > kMaxHeaders)
+    return bytes;
+  std::string name(line.substr(0, colon));
+  std::ranges::transform(name, name.begin(), [](char c) {
+    return c >= 'A' && c <= 'Z' ? static_cast<char>(c + 32) : c;
+  });
+  const size_t begin = line.find_first_not_of(" \t", colon + 1);
+  const size_t end = line.find_last_not_of(" \t\r\n");
+  transfer.response.headers[name] =
+      begin == std::string_view::npos || end < begin ? "" : line.substr(begin, end - begin + 1);
+  return bytes;
+}
+
+int AskOn(void* context, curl_off_t, curl_off_t, curl_off_t, curl_off_t) {
+  const auto& request = *static_cast<Transfer*>(context)->request;
+  return request.is_cancelled && request.is_cancelled() ? 1 : 0;
+}
+
+absl::StatusCode CodeOf(CURLcode code) {
+  switch (code) {
+    case CURLE_OPERATION_TIMEDOUT:
+      return absl::StatusCode::kUnavailable;  // the caller knows whether its time is up
+    case CURLE_ABORTED_BY_CALLBACK:
+      return absl::StatusCode::kCancelled;
+    case CURLE_PEER_FAILED_VERIFICATION:
+    case CURLE_SSL_CACERT_BADFILE:
+      return absl::StatusCode::kFailedPrecondition;
+    case CURLE_URL_MALFORMAT:
+    case CURLE_UNSUPPORTED_PROTOCOL:
+      return absl::StatusCode::kInvalidArgument;
+    default:
+      return absl::StatusCode::kUnavailable;
+  }
+}
+
+void SetUp(CURL* handle, Transfer& transfer, curl_slist* headers) {
+  const HttpRequest& request = *transfer.request;
+  const auto set = [handle](CURLoption option, auto value) {
+    curl_easy_setopt(handle, option, value);
+  };
+  curl_easy_reset(handle);  // connections are kept
+  set(CURLOPT_URL, request.url.c_str());
+  set(CURLOPT_NOSIGNAL, 1L);
+  set(CURLOPT_NETRC, static_cast<long>(CURL_NETRC_IGNORED));
+#if LIBCURL_VERSION_NUM >= 0x075500
+  set(CURLOPT_PROTOCOLS_STR, "http,https");
+#else
+  set(CURLOPT_PROTOCOLS, static_cast<long>(CURLPROTO_HTTP | CURLPROTO_HTTPS));
+#endif
+  set(CURLOPT_HTTPHEADER, headers);
+  set(CURLOPT_CONNECTTIMEOUT_MS, 10'000L);
+  set(CURLOPT_TIMEOUT_MS, std::max<long>(1, static_cast<long>(absl::ToInt64Milliseconds(
+                                                std::min(request.timeout, absl::Hours(24))))));
+  set(CURLOPT_LOW_SPEED_LIMIT, 1L);
+  set(CURLOPT_LOW_SPEED_TIME, 30L);
+  set(CURLOPT_BUFFERSIZE, 512L << 10);
+  set(CURLOPT_UPLOAD_BUFFERSIZE, 1024L << 10);
+  set(CURLOPT_WRITEFUNCTION, &TakeBody);
+  set(CURLOPT_WRITEDATA, &transfer);
+  set(CURLOPT_HEADERFUNCTION, &TakeHeader);
+  set(CURLOPT_HEADERDATA, &transfer);
+  set(CURLOPT_NOPROGRESS, 0L);
+  set(CURLOPT_XFERINFOFUNCTION, &AskOn);
+  set(CURLOPT_XFERINFODATA, &transfer);
+  if (request.method == "HEAD") {
+    set(CURLOPT_NOBODY, 1L);
+  } else if (request.method == "PUT" || request.method == "POST") {
+    set(CURLOPT_POST, 1L);
+    set(CURLOPT_CUSTOMREQUEST, request.method.c_str());
+    set(CURLOPT_POSTFIELDS,
+        request.body.empty() ? "" : reinterpret_cast<const char*>(request.body.data()));
+    set(CURLOPT_POSTFIELDSIZE_LARGE, static_cast<curl_off_t>(request.body.size()));
+  } else if (request.method != "GET") {
+    set(CURLOPT_CUSTOMREQUEST, request.method.c_str());
+  }
+}
+
+}  // namespace
+
+HttpClient::HttpClient() {
+  static std::once_flag once;
+  std::call_once(once, [] { curl_global_init(CURL_GLOBAL_DEFAULT); });
+}
+
+HttpClient::~HttpClient() {
+  MutexLock lock(mutex_);
+  for (void* handle : idle_) curl_easy_cleanup(handle);
+}
+
+void* HttpClient::Take() {
+  MutexLock lock(mutex_);
+  if (idle_.empty()) return curl_easy_init();
+  void* handle = idle_.back();
+  idle_.pop_back();
+  return handle;
+}
+
+void HttpClient::Keep(void* handle) {
+  MutexLock lock(mutex_);
+  idle_.push_back(handle);
+}
+
+absl::StatusOr<HttpResponse> HttpClient::Perform(const HttpRequest& request) {
+  // What curl would add by itself was not signed, or costs a round trip.
+  curl_slist* list = curl_slist_append(nullptr, "Expect:");
+  list = curl_slist_append(list, "Content-Type:");
+  for (const auto& [name, value] : request.headers)
+    list = curl_slist_append(list, fmt::format("{}: {}", name, value).c_str());
+  const std::unique_ptr<curl_slist, decltype(&curl_slist_free_all)> headers(list,
+                                                                            &curl_slist_free_all);
+  void* handle = Take();
+  if (handle == nullptr) return Error(absl::StatusCode::kResourceExhausted, "no curl handle");
+  Transfer transfer{handle, &request, {}, false};
+  SetUp(handle, transfer, list);
+  const CURLcode code = curl_easy_perform(handle);
+  long status = 0;
+  curl_easy_getinfo(handle, CURLINFO_RESPONSE_CODE, &status);
+  Keep(handle);
+  const std::string place =
+      fmt::format("{} {}", request.method, request.url.substr(0, request.url.find('?')));
+  if (transfer.too_large)
+    return Error(absl::StatusCode::kUnavailable, "{}: more bytes came than were asked for", place);
+  if (code != CURLE_OK) return Error(CodeOf(code), "{}: {}", place, curl_easy_strerror(code));
+  transfer.response.status = static_cast<int>(status);
+  return std::move(transfer.response);
+}
+
+}  // namespace outlast
