@@ -249,8 +249,8 @@ class Root {
   // Deletes one checkpoint or left-over folder: DELETED, fsync, MANIFEST, fsync, the rest, DELETED
   // last. kFailedPrecondition: it is pinned, and stands as it was.
   absl::Status Delete(std::string_view checkpoint);
-  // ChooseDeletions, acted on. Returns the names deleted; the first error ends it. kAborted: another
-  // run holds the root, and nothing was deleted.
+  // ChooseDeletions, acted on. Returns the names deleted; the first error ends it. kAborted:
+  // another run holds the root, and nothing was deleted.
   absl::StatusOr<std::vector<std::string>> Retain(const RetentionOptions& options,
                                                   std::span<const std::string> in_progress);
 
