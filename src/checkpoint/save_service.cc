@@ -497,9 +497,13 @@ void SaveService::StartSave(Save save) {
     }
   });
   cost_.SaveBegan(Clock::Real().Uptime(), NewestStep());
+  ArmLimit(save);
+  writing_ = std::move(save);
+}
+
+void SaveService::ArmLimit(const Save& save) {
   const absl::Duration limit = SaveLimit();
   limit_timer_ = keeper_.loop().RunAfter(limit, [this, save, limit] { GiveUp(save, limit); });
-  writing_ = std::move(save);
 }
 
 absl::Duration SaveService::SaveLimit() const {
@@ -586,10 +590,8 @@ void SaveService::OnFinishAsked(int slot, const Message& message) {
     return keeper_.Answer(slot, message.request, absl::OkStatus(),
                           PayloadWriter().Int(static_cast<uint8_t>(is_durable)).bytes());
   }
-  if (!overdue_.ok()) {
-    keeper_.Answer(slot, message.request, overdue_);
-    return keeper_.Dispatch(FinalSaveFailed{std::string(MessageOf(overdue_))});
-  }
+  // Behind a save that was given up: the disk may come back, so the wait has a time of its own.
+  if (writing_ && !limit_timer_) ArmLimit(*writing_);
   Hurry();
   finishers_[step].push_back({slot, message.request});
   if (!is_being_saved(step)) SaveForFinishers(step);

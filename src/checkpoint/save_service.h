@@ -152,6 +152,7 @@ class SaveService final : public KeeperExtension {
   void QueueSave(Save save);
   void StartSave(Save save);
   void OnSaveEnded(const Save& save, const absl::StatusOr<PersistResult>& result);
+  void ArmLimit(const Save& save);
   absl::Duration SaveLimit() const;
   void GiveUp(const Save& save, absl::Duration limit);
   PersistRequest RequestOf(const Save& save) const;

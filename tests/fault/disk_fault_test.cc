@@ -68,6 +68,7 @@ TEST(FailingCall, OfASaveHarmsNothingElseWhicheverItIs) {
   }
   ASSERT_GT(calls, 15);
   std::printf("%d calls\n", calls);
+  const int counted = calls;
   calls += 6;  // into the next save, which may be the final one
   for (int k = 1; k <= calls; k += kSanitized ? 20 : 1) {
     const std::string fault = "any:" + std::string(errors[k % 5]) + ":" + std::to_string(k);
@@ -75,6 +76,8 @@ TEST(FailingCall, OfASaveHarmsNothingElseWhicheverItIs) {
     SaveFourTimes(job);
     ASSERT_EQ(job.Run(ShimOrder{.from_save = 2, .fault = fault}), 0) << fault << job.Said();
     SCOPED_TRACE(fault + ", " + job.CallName(k));
+    // Where the second save was the final one, there is no next.
+    if (k > counted && job.page().faults == 0) continue;
     ASSERT_EQ(job.page().faults, 1u);
     EXPECT_EQ(StepsTrained(job), 40u);
     const bool was_said = job.Said().find("training goes on") != std::string::npos;
