@@ -8,6 +8,10 @@
 // priority, and what is being uploaded is spared by local retention until that has ended. A remote
 // store that is out of reach when the job begins is looked for again at each due save, unless the
 // local root has nothing to go on from.
+//
+// Not yet: reading ranges of a remote checkpoint straight into the ranks' memory (a fetch brings
+// the whole of it, through the local disk); several agents, which would each upload their shards; a
+// claim that is lost on the remote root alone ends its uploads, not the job.
 #pragma once
 
 #include <atomic>
