@@ -5,7 +5,8 @@ import sys
 
 FIGURES = {
     "restart.kill_to_step_1mb", "restart.kill_to_step_64mb", "restart.steps_lost", "snapshot.copy",
-    "persist.rate", "persist.cpu", "checkpoint.plan", "checkpoint.tiny", "meter.mark", "flight.record", "launch.start_2",
+    "persist.rate", "persist.cpu", "checkpoint.plan", "checkpoint.tiny", "remote.upload", "remote.fetch", "meter.mark", "flight.record",
+    "launch.start_2",
 }
 MAY_BE_ZERO = {"restart.steps_lost"}
 
