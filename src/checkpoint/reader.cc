@@ -383,7 +383,7 @@ MatchReport CheckpointReader::Match(std::span<const WantedTensor> wanted, Wideni
   }
   for (auto* names : {&report.missing, &report.unexpected, &report.mismatched}) {
     std::ranges::sort(*names);
-    names->erase(std::ranges::unique(*names).begin(), names->end());
+    names->erase(std::unique(names->begin(), names->end()), names->end());
   }
   return report;
 }
