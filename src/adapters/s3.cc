@@ -370,7 +370,7 @@ class S3Blob final : public Blob {
   absl::Status PutInParts(const std::string& key, const BlobSource& source, PutMode mode,
                           const CallTime& time) {
     if (mode == PutMode::kCreate) {  // before all bytes have gone
-      const absl::Status taken = Stat(key, time.call()).status();
+      absl::Status taken = Stat(key, time.call()).status();
       if (taken.ok())
         return Error(absl::StatusCode::kAlreadyExists, "{}: the key is taken", Shown(key));
       if (!absl::IsNotFound(taken)) return taken;
@@ -382,7 +382,7 @@ class S3Blob final : public Blob {
     size_t from = 0;
     const auto upload = XmlText(begun.body, "UploadId", &from);
     if (!upload) return Error(absl::StatusCode::kUnavailable, "{}: no UploadId came", Shown(key));
-    const absl::Status status = SendParts(full, *upload, source, mode, time);
+    absl::Status status = SendParts(full, *upload, source, mode, time);
     if (!status.ok()) {
       const BlobCall call{.timeout = absl::Seconds(10), .is_cancelled = {}};
       Send({.method = "DELETE", .key = full, .query = {{"uploadId", *upload}}},
@@ -423,13 +423,13 @@ class S3Blob final : public Blob {
                           XmlEscape(etags[part]));
     }
     list += "</CompleteMultipartUpload>";
-    const absl::Status completed = Send({.method = "POST",
-                                         .key = full,
-                                         .query = {{"uploadId", upload}},
-                                         .headers = Conditions(mode),
-                                         .body = std::as_bytes(std::span(list))},
-                                        time)
-                                       .status();
+    absl::Status completed = Send({.method = "POST",
+                                   .key = full,
+                                   .query = {{"uploadId", upload}},
+                                   .headers = Conditions(mode),
+                                   .body = std::as_bytes(std::span(list))},
+                                  time)
+                                 .status();
     if (!absl::IsNotFound(completed)) return completed;
     // No such upload: an answer was lost, and this was the second try. The object tells.
     OUTLAST_ASSIGN_OR_RETURN(const HttpResponse stored,

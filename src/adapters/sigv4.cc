@@ -65,7 +65,10 @@ std::string CanonicalQuery(const Pairs& query) {
     encoded.emplace_back(UriEncode(name, Slashes::kEncode), UriEncode(value, Slashes::kEncode));
   std::ranges::sort(encoded);
   std::string text;
-  for (const auto& [name, value] : encoded) text += (text.empty() ? "" : "&") + name + "=" + value;
+  for (const auto& [name, value] : encoded) {
+    if (!text.empty()) text += '&';
+    text.append(name).append("=").append(value);
+  }
   return text;
 }
 

@@ -76,6 +76,7 @@ std::vector<TensorRow> RowsByName(const TensorTable& table, std::span<const Rank
     for (const auto& [name, of] : rank.aliases) rows.emplace(name, rows.at(of));
   }
   std::vector<TensorRow> named;
+  named.reserve(rows.size());
   for (const auto& [name, row] : rows)
     named.push_back({std::string(name), row->dtype, row->global, {}});
   return named;
