@@ -28,14 +28,14 @@ double Decode(uint32_t bits, int exponent_bits, int mantissa_bits, int bias, Spe
   const uint32_t exponent = (bits >> mantissa_bits) & exponent_mask;
   const bool negative = (bits >> (mantissa_bits + exponent_bits)) & 1;
   const double nan = std::numeric_limits<double>::quiet_NaN();
+  const bool is_the_one_nan =
+      (specials == Specials::kFinite && exponent == exponent_mask && mantissa == mantissa_mask) ||
+      (specials == Specials::kFnuz && negative && exponent == 0 && mantissa == 0);
   double value = 0;
-  if (specials == Specials::kIeee && exponent == exponent_mask) {
+  if (is_the_one_nan) {
+    value = nan;
+  } else if (specials == Specials::kIeee && exponent == exponent_mask) {
     value = mantissa == 0 ? std::numeric_limits<double>::infinity() : nan;
-  } else if (specials == Specials::kFinite && exponent == exponent_mask &&
-             mantissa == mantissa_mask) {
-    value = nan;
-  } else if (specials == Specials::kFnuz && negative && exponent == 0 && mantissa == 0) {
-    value = nan;
   } else if (exponent == 0) {
     value = std::ldexp(mantissa, 1 - bias - mantissa_bits);
   } else {
