@@ -26,8 +26,11 @@ absl::StatusOr<SourceTexts> ReadTexts(const CheckpointReader& source) {
                              ReadSmall(folder + entry.name, kMaxReceiptBytes));
   }
   auto hooks = ReadSmall(folder + std::string(kHooksFile), kMaxSmallBytes);
-  if (hooks.ok()) texts.hooks = *std::move(hooks);
-  if (!hooks.ok() && !absl::IsNotFound(hooks.status())) return hooks.status();
+  if (hooks.ok()) {
+    texts.hooks = *std::move(hooks);
+  } else if (!absl::IsNotFound(hooks.status())) {
+    return hooks.status();
+  }
   return texts;
 }
 

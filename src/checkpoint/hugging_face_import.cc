@@ -180,7 +180,7 @@ absl::StatusOr<HuggingFaceFiles> ReadFolder(const std::string& folder) {
   HuggingFaceFiles files;
   std::map<std::string, std::string> aliases;
   for (const std::string& name : names)
-    OUTLAST_RETURN_IF_ERROR(AddFile(folder + "/" + name, files, aliases));
+    OUTLAST_RETURN_IF_ERROR(AddFile(fmt::format("{}/{}", folder, name), files, aliases));
   OUTLAST_RETURN_IF_ERROR(CheckNames(folder, files, index));
   if (index.has_value()) OUTLAST_RETURN_IF_ERROR(CheckMapped(folder, files, names, *index));
   for (const auto& alias : aliases) {

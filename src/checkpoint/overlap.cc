@@ -78,6 +78,7 @@ std::optional<std::pair<const Region*, const Region*>> FindOverlap(const StateVi
     if (!region.bytes.empty()) placed.push_back({&region, Footprint(region)});
   }
   std::vector<const Placed*> order;
+  order.reserve(placed.size());
   for (const Placed& one : placed) order.push_back(&one);
   std::ranges::stable_sort(order, {}, [](const Placed* one) { return one->footprint.begin(); });
   uint64_t budget = kBudget;
