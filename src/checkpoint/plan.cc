@@ -262,10 +262,10 @@ class Assigner {
   }
 
   // Pours the slices over `writers` (lightest first) as water fills a vessel: the lightest get
-  // most, until all are level.
+  // most, until all are level. There is at least one.
   void Cut(uint32_t row, const Group& group, std::vector<uint32_t> writers, int dimension) {
-    Wide sum = group.bytes;
-    size_t filled = 0;  // writers that get some
+    Wide sum = Wide{group.bytes} + plan_.load[writers.front()];
+    size_t filled = 1;  // writers that get some
     while (filled < writers.size() && Wide{plan_.load[writers[filled]]} * filled <= sum) {
       sum += plan_.load[writers[filled++]];
     }
