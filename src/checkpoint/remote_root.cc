@@ -128,7 +128,7 @@ absl::Status RemoteRoot::ReadRecord() {
 absl::Status RemoteRoot::Adopt(const Id128& job, const std::string& name) {
   if (!job_.has_value()) {
     OUTLAST_ASSIGN_OR_RETURN(const std::string text, ToText(RootRecord{job, name}));
-    const absl::Status made = PutSmall(*blob_, std::string(kRootFile), text, PutMode::kCreate);
+    absl::Status made = PutSmall(*blob_, std::string(kRootFile), text, PutMode::kCreate);
     if (made.ok()) job_ = job;
     if (!made.ok() && !absl::IsAlreadyExists(made)) return made;
     if (absl::IsAlreadyExists(made)) OUTLAST_RETURN_IF_ERROR(ReadRecord());

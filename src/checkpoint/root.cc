@@ -739,7 +739,7 @@ absl::Status Root::Delete(std::string_view checkpoint) {
   OUTLAST_RETURN_IF_ERROR(TouchDurably(folder, kDeletedFile));
   // Who pins looks for DELETED after PINNED stands, and we the other way round: one of both sees
   // the other, so no pin that was reported is lost.
-  if (const absl::Status pinned = check_pin(); !pinned.ok()) {
+  if (absl::Status pinned = check_pin(); !pinned.ok()) {
     if (!begun) {
       OUTLAST_RETURN_IF_ERROR(RemoveFile(marker));
       OUTLAST_RETURN_IF_ERROR(FsyncFolder(folder));
@@ -781,7 +781,7 @@ absl::Status Root::Pin(std::string_view checkpoint) {
   };
   OUTLAST_RETURN_IF_ERROR(stands());
   OUTLAST_RETURN_IF_ERROR(TouchDurably(folder, kPinnedFile));
-  const absl::Status still = stands();  // see Delete
+  absl::Status still = stands();  // see Delete
   if (!still.ok()) RemoveFile(fmt::format("{}/{}", folder, kPinnedFile)).IgnoreError();
   return still;
 }
