@@ -604,7 +604,7 @@ absl::StatusOr<Manifest> Root::ComposeManifest(std::string_view checkpoint, uint
   for (uint32_t rank = 0; rank < world; ++rank) {
     const std::string name = ReceiptName(rank);
     const std::string place = fmt::format("{}, rank {} of {}", checkpoint, rank, world);
-    const auto text = ReadSmall(folder + "/" + name, kMaxReceiptBytes);
+    const auto text = ReadSmall(fmt::format("{}/{}", folder, name), kMaxReceiptBytes);
     if (!text.ok()) return Annotate(text.status(), place);
     auto receipt = ParseReceipt(*text);
     if (!receipt.ok()) return Annotate(receipt.status(), place);

@@ -60,7 +60,7 @@ void Convert(const std::byte* from, std::byte* to, size_t elements) {
   for (size_t i = 0; i < elements; ++i) {
     From value;
     std::memcpy(&value, from + i * sizeof(From), sizeof value);
-    const auto wide = static_cast<To>(Number(value));
+    const auto wide = static_cast<To>(Number(value));  // NOLINT(bugprone-signed-char-misuse): I8
     std::memcpy(to + i * sizeof(To), &wide, sizeof wide);
   }
 }
