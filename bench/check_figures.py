@@ -4,8 +4,7 @@ import json
 import sys
 
 FIGURES = {
-    "restart.kill_to_step_1mb", "restart.kill_to_step_64mb", "restart.kill_to_step_64mb_no_pause",
-    "restart.steps_lost", "snapshot.copy",
+    "restart.kill_to_step_1mb", "restart.kill_to_step_64mb", "restart.steps_lost", "snapshot.copy",
     "persist.rate", "persist.cpu", "checkpoint.plan", "checkpoint.tiny", "remote.upload", "remote.fetch", "meter.mark", "flight.record",
     "launch.start_2",
 }

@@ -212,12 +212,8 @@ void MeasureRestart(const Settings& settings, Report& report) {
   if (!smoke) WarmMemory();
   MeasureKillToStep(settings, report, "restart.kill_to_step_1mb", {size_t{1} << 20, 200, 0, false},
                     smoke ? 2 : 45, 10);
-  // With time on a device, under which the copy of a snapshot is hidden; and the worst case,
-  // without.
-  MeasureKillToStep(settings, report, "restart.kill_to_step_64mb",
-                    {size_t{64} << 20, 16, 50, false}, smoke ? 1 : 30, 50);
-  MeasureKillToStep(settings, report, "restart.kill_to_step_64mb_no_pause",
-                    {size_t{64} << 20, 32, 0, false}, smoke ? 1 : 30, 50);
+  MeasureKillToStep(settings, report, "restart.kill_to_step_64mb", {size_t{64} << 20, 32, 0, false},
+                    smoke ? 1 : 30, 50);
   MeasureStepsLost(settings, report, smoke ? 1 : 15);
 }
 
