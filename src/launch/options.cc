@@ -188,7 +188,7 @@ absl::StatusOr<std::string> FindProgram(const std::string& name, const std::stri
                  name);
   }
   bool found_other = false;
-  for (std::string folder : CLI::detail::split(path, ':')) {
+  for (const std::string& folder : CLI::detail::split(path, ':')) {
     const std::string candidate = (folder.empty() ? "." : folder) + "/" + name;
     if (is_file(candidate) && access(candidate.c_str(), X_OK) == 0) return candidate;
     found_other |= access(candidate.c_str(), F_OK) == 0;

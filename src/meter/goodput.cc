@@ -217,7 +217,7 @@ Line PutOnOneClock(std::span<const RunEntries> runs) {
 struct GroupKey {
   size_t run = 0;
   uint64_t generation = 0;
-  auto operator<=>(const GroupKey&) const = default;
+  auto operator<=>(const GroupKey&) const = default;  // NOLINT(modernize-use-nullptr): no null
 };
 
 struct Group {
@@ -552,6 +552,7 @@ JobState StateOfRest(const JobStep& step) {
 
 void PaintSteps(const std::vector<JobStep>& steps, Painter& painter) {
   std::vector<const JobStep*> by_time;
+  by_time.reserve(steps.size());
   for (const JobStep& step : steps) by_time.push_back(&step);
   std::stable_sort(by_time.begin(), by_time.end(), [](const auto* a, const auto* b) {
     return std::tie(a->start_ns, a->end_ns) < std::tie(b->start_ns, b->end_ns);
