@@ -217,7 +217,7 @@ Line PutOnOneClock(std::span<const RunEntries> runs) {
 struct GroupKey {
   size_t run = 0;
   uint64_t generation = 0;
-  auto operator<=>(const GroupKey&) const = default;  // NOLINT(modernize-use-nullptr): no null
+  auto operator<=>(const GroupKey&) const = default;
 };
 
 struct Group {
