@@ -1,11 +1,12 @@
 #include "adapters/http.h"
 
 #include <curl/curl.h>
+#include <dlfcn.h>
 
 #include <algorithm>
 #include <cstring>
 #include <memory>
-#include <mutex>
+#include <type_traits>
 
 #include "base/error.h"
 
@@ -14,6 +15,53 @@ namespace {
 
 constexpr size_t kMaxBody = size_t{64} << 20;
 constexpr size_t kMaxHeaders = 1000;
+
+// libcurl brings two dozen libraries, which cost a process 6 ms to load: so it is loaded when the
+// first client is made, and a run that names no remote store does without.
+struct Curl {
+  decltype(&curl_global_init) global_init = nullptr;
+  decltype(&curl_easy_init) easy_init = nullptr;
+  decltype(&curl_easy_reset) easy_reset = nullptr;
+  decltype(&curl_easy_setopt) easy_setopt = nullptr;
+  decltype(&curl_easy_perform) easy_perform = nullptr;
+  decltype(&curl_easy_getinfo) easy_getinfo = nullptr;
+  decltype(&curl_easy_strerror) easy_strerror = nullptr;
+  decltype(&curl_easy_cleanup) easy_cleanup = nullptr;
+  decltype(&curl_slist_append) slist_append = nullptr;
+  decltype(&curl_slist_free_all) slist_free_all = nullptr;
+  std::string error;  // why it could not be loaded
+};
+
+Curl LoadCurl() {
+  Curl curl;
+  void* const library = dlopen("libcurl.so.4", RTLD_NOW | RTLD_LOCAL);
+  const auto find = [&](const char* name, auto& function) {
+    if (!curl.error.empty()) return;
+    void* const found = library != nullptr ? dlsym(library, name) : nullptr;
+    if (found == nullptr) {
+      const char* why = dlerror();
+      curl.error = why != nullptr ? why : name;
+    }
+    function = reinterpret_cast<std::remove_reference_t<decltype(function)>>(found);
+  };
+  find("curl_global_init", curl.global_init);
+  find("curl_easy_init", curl.easy_init);
+  find("curl_easy_reset", curl.easy_reset);
+  find("curl_easy_setopt", curl.easy_setopt);
+  find("curl_easy_perform", curl.easy_perform);
+  find("curl_easy_getinfo", curl.easy_getinfo);
+  find("curl_easy_strerror", curl.easy_strerror);
+  find("curl_easy_cleanup", curl.easy_cleanup);
+  find("curl_slist_append", curl.slist_append);
+  find("curl_slist_free_all", curl.slist_free_all);
+  if (curl.error.empty()) curl.global_init(CURL_GLOBAL_DEFAULT);
+  return curl;
+}
+
+const Curl& TheCurl() {
+  static const Curl curl = LoadCurl();
+  return curl;
+}
 
 struct Transfer {
   CURL* handle = nullptr;
@@ -25,7 +73,7 @@ struct Transfer {
 size_t TakeBody(char* data, size_t, size_t bytes, void* context) {
   auto& transfer = *static_cast<Transfer*>(context);
   long status = 0;
-  curl_easy_getinfo(transfer.handle, CURLINFO_RESPONSE_CODE, &status);
+  TheCurl().easy_getinfo(transfer.handle, CURLINFO_RESPONSE_CODE, &status);
   const std::span<std::byte> into = transfer.request->into;
   if (status / 100 == 2 && !into.empty()) {
     if (bytes > into.size() - transfer.response.received) return transfer.too_large = true, 0;
@@ -80,9 +128,9 @@ absl::StatusCode CodeOf(CURLcode code) {
 void SetUp(CURL* handle, Transfer& transfer, curl_slist* headers) {
   const HttpRequest& request = *transfer.request;
   const auto set = [handle](CURLoption option, auto value) {
-    curl_easy_setopt(handle, option, value);
+    TheCurl().easy_setopt(handle, option, value);
   };
-  curl_easy_reset(handle);  // connections are kept
+  TheCurl().easy_reset(handle);  // connections are kept
   set(CURLOPT_URL, request.url.c_str());
   set(CURLOPT_NOSIGNAL, 1L);
   set(CURLOPT_NETRC, static_cast<long>(CURL_NETRC_IGNORED));
@@ -121,19 +169,16 @@ void SetUp(CURL* handle, Transfer& transfer, curl_slist* headers) {
 
 }  // namespace
 
-HttpClient::HttpClient() {
-  static std::once_flag once;
-  std::call_once(once, [] { curl_global_init(CURL_GLOBAL_DEFAULT); });
-}
+HttpClient::HttpClient() = default;
 
 HttpClient::~HttpClient() {
   MutexLock lock(mutex_);
-  for (void* handle : idle_) curl_easy_cleanup(handle);
+  for (void* handle : idle_) TheCurl().easy_cleanup(handle);
 }
 
 void* HttpClient::Take() {
   MutexLock lock(mutex_);
-  if (idle_.empty()) return curl_easy_init();
+  if (idle_.empty()) return TheCurl().easy_init();
   void* handle = idle_.back();
   idle_.pop_back();
   return handle;
@@ -145,26 +190,30 @@ void HttpClient::Keep(void* handle) {
 }
 
 absl::StatusOr<HttpResponse> HttpClient::Perform(const HttpRequest& request) {
+  if (!TheCurl().error.empty()) {
+    return Error(absl::StatusCode::kFailedPrecondition, "libcurl could not be loaded: {}",
+                 TheCurl().error);
+  }
   // What curl would add by itself was not signed, or costs a round trip.
-  curl_slist* list = curl_slist_append(nullptr, "Expect:");
-  list = curl_slist_append(list, "Content-Type:");
+  curl_slist* list = TheCurl().slist_append(nullptr, "Expect:");
+  list = TheCurl().slist_append(list, "Content-Type:");
   for (const auto& [name, value] : request.headers)
-    list = curl_slist_append(list, fmt::format("{}: {}", name, value).c_str());
-  const std::unique_ptr<curl_slist, decltype(&curl_slist_free_all)> headers(list,
-                                                                            &curl_slist_free_all);
+    list = TheCurl().slist_append(list, fmt::format("{}: {}", name, value).c_str());
+  const std::unique_ptr<curl_slist, decltype(&curl_slist_free_all)> headers(
+      list, TheCurl().slist_free_all);
   void* handle = Take();
   if (handle == nullptr) return Error(absl::StatusCode::kResourceExhausted, "no curl handle");
   Transfer transfer{handle, &request, {}, false};
   SetUp(handle, transfer, list);
-  const CURLcode code = curl_easy_perform(handle);
+  const CURLcode code = TheCurl().easy_perform(handle);
   long status = 0;
-  curl_easy_getinfo(handle, CURLINFO_RESPONSE_CODE, &status);
+  TheCurl().easy_getinfo(handle, CURLINFO_RESPONSE_CODE, &status);
   Keep(handle);
   const std::string place =
       fmt::format("{} {}", request.method, request.url.substr(0, request.url.find('?')));
   if (transfer.too_large)
     return Error(absl::StatusCode::kUnavailable, "{}: more bytes came than were asked for", place);
-  if (code != CURLE_OK) return Error(CodeOf(code), "{}: {}", place, curl_easy_strerror(code));
+  if (code != CURLE_OK) return Error(CodeOf(code), "{}: {}", place, TheCurl().easy_strerror(code));
   transfer.response.status = static_cast<int>(status);
   return std::move(transfer.response);
 }
