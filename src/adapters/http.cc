@@ -32,16 +32,22 @@ struct Curl {
   std::string error;  // why it could not be loaded
 };
 
+// What the dynamic linker says of its last failure; `name` where it says nothing.
+std::string LastDlError(const char* name) {
+  const char* const why = dlerror();
+  return why != nullptr ? why : name;
+}
+
 Curl LoadCurl() {
   Curl curl;
   void* const library = dlopen("libcurl.so.4", RTLD_NOW | RTLD_LOCAL);
+  if (library == nullptr) {
+    curl.error = LastDlError("libcurl.so.4");
+    return curl;
+  }
   const auto find = [&](const char* name, auto& function) {
-    if (!curl.error.empty()) return;
-    void* const found = library != nullptr ? dlsym(library, name) : nullptr;
-    if (found == nullptr) {
-      const char* why = dlerror();
-      curl.error = why != nullptr ? why : name;
-    }
+    void* const found = dlsym(library, name);
+    if (found == nullptr && curl.error.empty()) curl.error = LastDlError(name);
     function = reinterpret_cast<std::remove_reference_t<decltype(function)>>(found);
   };
   find("curl_global_init", curl.global_init);
@@ -54,7 +60,7 @@ Curl LoadCurl() {
   find("curl_easy_cleanup", curl.easy_cleanup);
   find("curl_slist_append", curl.slist_append);
   find("curl_slist_free_all", curl.slist_free_all);
-  if (curl.error.empty()) curl.global_init(CURL_GLOBAL_DEFAULT);
+  if (curl.global_init != nullptr) curl.global_init(CURL_GLOBAL_DEFAULT);
   return curl;
 }
 
