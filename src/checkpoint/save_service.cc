@@ -330,8 +330,7 @@ void SaveService::MakeBuffersIfAllAsked() {
                  ? (made->tables_bytes = all.size(), absl::OkStatus())
                  : absl::InternalError("write the table of tensors");
     };
-    const absl::Status status = make();
-    loop.Post([this, alive, made, status] {
+    loop.Post([this, alive, made, status = make()] {
       if (!*alive) return;
       if (status.ok()) {
         rank_tables_ = std::move(made->rank_tables);
@@ -487,12 +486,14 @@ PersistRequest SaveService::RequestOf(const Save& save) const {
 void SaveService::StartSave(Save save) {
   persist_->Post([this, alive = alive_, &loop = keeper_.loop(), opened = opened_, save,
                   request = RequestOf(save)] {
-    const auto result = Persist(*opened->root, request);
-    loop.Post([this, alive, save, result] {
+    auto result = Persist(*opened->root, request);
+    const auto committed = result.ok() ? std::optional(*result) : std::nullopt;
+    // Moved: two threads that share a Status are a race to TSan, as Debian's Abseil counts unseen.
+    loop.Post([this, alive, save, result = std::move(result)] {
       if (*alive) OnSaveEnded(save, result);
     });
-    if (result.ok()) {
-      Retire(*opened->root, request, *result,
+    if (committed) {
+      Retire(*opened->root, request, *committed,
              tier_ != nullptr ? tier_->InUse() : std::vector<std::string>{});
     }
   });
