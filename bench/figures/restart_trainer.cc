@@ -76,7 +76,7 @@ absl::Status Train(const Options& options) {
   auto& page = *reinterpret_cast<RestartPage*>(shared.data());
   RestartCell& cell = page.cells[run->rank()];
   cell.pid.store(getpid());
-  OUTLAST_ASSIGN_OR_RETURN(const Mapping memory, Mapping::Anonymous(options.bytes));
+  OUTLAST_ASSIGN_OR_RETURN(const Mapping memory, run->SlotMemory("state", options.bytes));
   const StateView state = StateOf(memory);
   OUTLAST_ASSIGN_OR_RETURN(const auto checkpoints,
                            Checkpointer::Open(*run, {.uri = options.checkpoints,
@@ -89,6 +89,7 @@ absl::Status Train(const Options& options) {
     OUTLAST_ASSIGN_OR_RETURN(
         auto group, ShmGroup::Make(generation, *run, "gradients", kGradients * sizeof(float)));
     OUTLAST_ASSIGN_OR_RETURN(int64_t step, checkpoints->Restore(state));
+    if (step == 0) std::ranges::fill(memory.bytes(), std::byte{0});
     cell.step_before.store(cell.step.load());
     cell.restored.store(step);
     for (bool is_first = true;; is_first = false) {

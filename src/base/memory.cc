@@ -60,6 +60,18 @@ absl::StatusOr<Mapping> Mapping::SharedReadOnly(int fd, size_t bytes) {
   return Map(fd, bytes, PROT_READ, MAP_SHARED);
 }
 
+absl::StatusOr<Mapping> Mapping::SharedTouched(int fd, size_t bytes) {
+  OUTLAST_ASSIGN_OR_RETURN(Mapping mapping, Shared(fd, bytes));
+  madvise(mapping.data(), bytes, MADV_HUGEPAGE);  // where shmem_enabled is `advise`
+  CollapseIntoHugePages(mapping.data(), bytes);
+  // Kernels before 5.14 do not know POPULATE_WRITE: there the first use does it.
+  if (madvise(mapping.data(), bytes, MADV_POPULATE_WRITE) != 0 && errno != EINVAL) {
+    return Error(absl::StatusCode::kResourceExhausted, "no memory for {} bytes (error {})", bytes,
+                 errno);
+  }
+  return mapping;
+}
+
 absl::StatusOr<Mapping> Mapping::Anonymous(size_t bytes) {
   OUTLAST_ASSIGN_OR_RETURN(Mapping mapping,
                            Map(-1, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS));
@@ -69,11 +81,12 @@ absl::StatusOr<Mapping> Mapping::Anonymous(size_t bytes) {
   return mapping;
 }
 
-absl::StatusOr<UniqueFd> MakeSealedMemory(const char* name, size_t bytes) {
+absl::StatusOr<UniqueFd> MakeSealedMemory(const char* name, size_t bytes, Allocation allocation) {
   UniqueFd fd(memfd_create(name, MFD_CLOEXEC | MFD_ALLOW_SEALING));
   if (!fd.is_open()) return ErrnoStatus(errno, fmt::format("create memory '{}'", name));
   if (ftruncate(fd.get(), static_cast<off_t>(bytes)) != 0 ||
-      fallocate(fd.get(), 0, 0, static_cast<off_t>(bytes)) != 0) {
+      (allocation == Allocation::kNow &&
+       fallocate(fd.get(), 0, 0, static_cast<off_t>(bytes)) != 0)) {
     return ErrnoStatus(errno, fmt::format("allocate {} bytes of memory for '{}'", bytes, name));
   }
   if (fcntl(fd.get(), F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL) != 0) {

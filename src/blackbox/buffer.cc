@@ -290,27 +290,20 @@ absl::Status Validate(const BufferHeader& header, const Id128& run_id, const Id1
 
 namespace {
 
-// Memory for snapshots: in huge pages where the kernel gives them, all touched, and then sealed.
+// Memory for snapshots: all of it there, sealed against shrinking and growing.
 absl::StatusOr<std::pair<UniqueFd, Mapping>> MakeTouchedMemory(uint64_t bytes) {
-  UniqueFd fd(memfd_create("outlast-buffer", MFD_CLOEXEC | MFD_ALLOW_SEALING));
-  if (!fd.is_open()) return ErrnoStatus(errno, "create a snapshot buffer");
-  const auto no_memory = [bytes](int error) {
-    return Error(absl::StatusCode::kResourceExhausted,
-                 "no memory for a snapshot buffer of {} bytes (error {})", bytes, error);
+  const auto no_memory = [bytes](std::string_view why) {
+    return Error(absl::StatusCode::kResourceExhausted, "a snapshot buffer of {} bytes: {}", bytes,
+                 why);
   };
-  if (ftruncate(fd.get(), static_cast<off_t>(bytes)) != 0) return no_memory(errno);
-  OUTLAST_ASSIGN_OR_RETURN(Mapping mapping, Mapping::Shared(fd.get(), bytes));
-  madvise(mapping.data(), bytes, MADV_HUGEPAGE);  // where shmem_enabled is `advise`
-  CollapseIntoHugePages(mapping.data(), bytes);
-  // Kernels before 5.14 do not know POPULATE_WRITE; fallocate then does the allocating, and the
-  // first copy the mapping.
-  if (madvise(mapping.data(), bytes, MADV_POPULATE_WRITE) != 0 && errno != EINVAL)
-    return no_memory(errno);
-  if (fallocate(fd.get(), 0, 0, static_cast<off_t>(bytes)) != 0) return no_memory(errno);
-  if (fcntl(fd.get(), F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL) != 0) {
-    return ErrnoStatus(errno, "seal a snapshot buffer");
-  }
-  return std::pair(std::move(fd), std::move(mapping));
+  auto fd = MakeSealedMemory("outlast-buffer", bytes, Allocation::kOnTouch);
+  if (!fd.ok()) return no_memory(MessageOf(fd.status()));
+  auto mapping = Mapping::SharedTouched(fd->get(), bytes);
+  if (!mapping.ok()) return no_memory(MessageOf(mapping.status()));
+  // Where the kernel cannot touch all at once (before 5.14).
+  if (fallocate(fd->get(), 0, 0, static_cast<off_t>(bytes)) != 0)
+    return no_memory(fmt::format("error {}", errno));
+  return std::pair(*std::move(fd), *std::move(mapping));
 }
 
 }  // namespace

@@ -17,6 +17,7 @@
 #include "run/generation_store.h"
 #include "run/run_state.h"
 #include "run/shared_barrier.h"
+#include "run/shared_memory.h"
 
 namespace outlast {
 namespace {
@@ -244,18 +245,10 @@ absl::StatusOr<ShmGroup> ShmGroup::Make(Generation& generation, Run& run, std::s
   }
   const size_t slot_bytes = (max_bytes + 63) / 64 * 64;
   const size_t bytes = kCleanBytes + (world + 1) * slot_bytes;
-  const PayloadWriter payload = PayloadWriter()
-                                    .Text(fmt::format("group/{}", name))
-                                    .Int(uint64_t{bytes})
-                                    .Int(SharedScope::kGenerationDirty);
-  constexpr absl::Duration kPatience = absl::Seconds(30);
-  OUTLAST_ASSIGN_OR_RETURN(
-      const Message answer,
-      run.link().Call(MessageKind::kSharedMemory, generation.number(), payload.bytes(), kPatience));
-  if (answer.fds.size() != 1)
-    return Error(absl::StatusCode::kInternal, "group '{}': {} descriptors came", name,
-                 answer.fds.size());
-  OUTLAST_ASSIGN_OR_RETURN(Mapping memory, Mapping::Shared(answer.fds.front().get(), bytes));
+  OUTLAST_ASSIGN_OR_RETURN(const UniqueFd fd,
+                           AskForMemory(run.link(), fmt::format("group/{}", name), bytes,
+                                        SharedScope::kGenerationDirty, generation.number()));
+  OUTLAST_ASSIGN_OR_RETURN(Mapping memory, Mapping::Shared(fd.get(), bytes));
   madvise(memory.data(), bytes,
           MADV_POPULATE_WRITE);  // the pages are there; mapping them one fault at a time costs more
   std::vector<uint32_t> members(world);

@@ -5,13 +5,10 @@
 #include "base/error.h"
 #include "run/generation_store.h"
 #include "run/run_state.h"
+#include "run/shared_memory.h"
 
 namespace outlast {
 namespace {
-
-// The keeper answers at once, or at the deadline that the request names. More than that means that
-// it is stuck.
-constexpr absl::Duration kKeeperSlack = absl::Seconds(30);
 
 absl::Status CheckKey(std::string_view what, std::string_view key) {
   if (!key.empty() && key.size() <= kMaxKeyBytes) return absl::OkStatus();
@@ -58,16 +55,9 @@ absl::StatusOr<std::string> Generation::Get(std::string_view key, absl::Duration
 
 absl::StatusOr<Mapping> Generation::SharedMemory(std::string_view name, size_t bytes) {
   OUTLAST_RETURN_IF_ERROR(CheckKey("name of shared memory", name));
-  const PayloadWriter payload =
-      PayloadWriter().Text(name).Int(uint64_t{bytes}).Int(SharedScope::kGeneration);
-  OUTLAST_ASSIGN_OR_RETURN(
-      const Message answer,
-      state_->link().Call(MessageKind::kSharedMemory, number_, payload.bytes(), kKeeperSlack));
-  if (answer.fds.size() != 1) {
-    return Error(absl::StatusCode::kInternal, "shared memory '{}': {} descriptors came, 1 wanted",
-                 name, answer.fds.size());
-  }
-  return Mapping::Shared(answer.fds.front().get(), bytes);
+  OUTLAST_ASSIGN_OR_RETURN(const UniqueFd fd, AskForMemory(state_->link(), name, bytes,
+                                                           SharedScope::kGeneration, number_));
+  return Mapping::Shared(fd.get(), bytes);
 }
 
 }  // namespace outlast

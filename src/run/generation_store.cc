@@ -95,7 +95,9 @@ absl::StatusOr<UniqueFd> GenerationStore::Allocate(std::string_view name, uint64
                  "shared memory '{}': {} bytes asked for, {} available, {} others", name, bytes,
                  available, memories_.size());
   }
-  return MakeSealedMemory("outlast-shared", bytes);
+  return MakeSealedMemory(
+      "outlast-shared", bytes,
+      contents == Contents::kZeroOnTouch ? Allocation::kOnTouch : Allocation::kNow);
 }
 
 }  // namespace outlast

@@ -29,9 +29,10 @@ class GenerationStore {
   // Memory of a store that nobody uses any more may be given out again, dirty but for its first
   // kCleanBytes.
   void TakeOver(GenerationStore& old) { spares_ = std::move(old.memories_); }
-  // A memfd, which the first call makes. kInvalidArgument: another size than it has.
-  // kResourceExhausted: more than the machine has available.
-  enum class Contents { kZero, kDirty };
+  // A memfd, which the first call makes (kZeroOnTouch: whose pages come when they are touched).
+  // kInvalidArgument: another size than it has. kResourceExhausted: more than the machine has
+  // available.
+  enum class Contents { kZero, kZeroOnTouch, kDirty };
   absl::StatusOr<int> SharedMemory(std::string_view name, uint64_t bytes, Contents contents);
 
  private:

@@ -89,7 +89,8 @@ class Keeper::Impl {
     std::optional<Segment> box;  // for the whole job
     Channel channel;             // of the incarnation
     uint64_t incarnation = 0;
-    uint64_t entered = 0;  // the newest generation that this incarnation was told to enter
+    uint64_t entered = 0;    // the newest generation that this incarnation was told to enter
+    GenerationStore memory;  // of all incarnations
     bool alive = false, joined = false, staged = false, finished = false;
     std::map<uint64_t, uint64_t> pending;  // request -> its generation
     std::deque<Outgoing> outbox;           // what did not fit the peer's queue
@@ -655,13 +656,26 @@ absl::Status Keeper::Impl::Share(int number, const Message& message) {
   const std::string_view name = reader.Text();
   const auto bytes = reader.Int<uint64_t>();
   const auto scope = static_cast<SharedScope>(reader.Int<uint8_t>());
-  const bool of_job = scope == SharedScope::kJob;
-  if (!reader.ok() || scope > SharedScope::kGenerationDirty || message.request == 0 ||
-      (!of_job && message.generation == 0))
+  const bool of_generation =
+      scope == SharedScope::kGeneration || scope == SharedScope::kGenerationDirty;
+  if (!reader.ok() || scope > SharedScope::kSlot || message.request == 0 ||
+      (of_generation && message.generation == 0))
     return Malformed(message);
-  const auto contents = scope == SharedScope::kGenerationDirty ? GenerationStore::Contents::kDirty
-                                                               : GenerationStore::Contents::kZero;
-  const auto memory = (of_job ? of_job_ : *of_generation_).SharedMemory(name, bytes, contents);
+  using Contents = GenerationStore::Contents;
+  const auto share = [&]() -> absl::StatusOr<int> {
+    switch (scope) {
+      case SharedScope::kGeneration:
+        return of_generation_->SharedMemory(name, bytes, Contents::kZero);
+      case SharedScope::kGenerationDirty:
+        return of_generation_->SharedMemory(name, bytes, Contents::kDirty);
+      case SharedScope::kJob:
+        return of_job_.SharedMemory(name, bytes, Contents::kZero);
+      case SharedScope::kSlot:
+        break;
+    }
+    return At(number).memory.SharedMemory(name, bytes, Contents::kZeroOnTouch);
+  };
+  const absl::StatusOr<int> memory = share();
   if (!memory.ok()) {
     Answer(number, message.request, memory.status(), {}, {});
     return absl::OkStatus();

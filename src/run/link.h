@@ -14,6 +14,10 @@
 
 namespace outlast {
 
+// The keeper answers at once, or at the deadline that the request names. More than that means that
+// it is stuck.
+inline constexpr absl::Duration kKeeperSlack = absl::Seconds(30);
+
 // Safe for concurrent use. Calls block their own thread only.
 class Link {
  public:

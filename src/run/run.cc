@@ -6,6 +6,7 @@
 #include "base/error.h"
 #include "outlast/base/clock.h"
 #include "run/run_state.h"
+#include "run/shared_memory.h"
 
 namespace outlast {
 
@@ -90,6 +91,13 @@ absl::Status Run::ForEachGeneration(const std::function<absl::Status(Generation&
   if (left.ok() && !state_->stopped()) state_->NotifyFinished();
   state_->NotifyLeft();
   return left;
+}
+
+absl::StatusOr<Mapping> Run::SlotMemory(std::string_view name, size_t bytes) {
+  if (!state_->has_keeper()) return Mapping::Anonymous(bytes);
+  OUTLAST_ASSIGN_OR_RETURN(const UniqueFd fd,
+                           AskForMemory(state_->link(), name, bytes, SharedScope::kSlot, 0));
+  return Mapping::SharedTouched(fd.get(), bytes);
 }
 
 SectionScope Run::Section(std::string_view name, const SectionOptions& options) {

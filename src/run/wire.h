@@ -64,6 +64,7 @@ enum class SharedScope : uint8_t {
   kJob = 1,         // zero when made; as it was left for later ones
   kGenerationDirty =
       2,  // the first 4 KiB are zero, the rest may be what an older generation left: no allocation
+  kSlot = 3,  // of the asking slot alone, for the job: zero when made; as its last process left it
 };
 
 struct Message {

@@ -361,6 +361,48 @@ TEST(Generation, RanksShareZeroedMemoryByName) {
   EXPECT_EQ(result.exit_code, 0) << result.reason;
 }
 
+TEST(SlotMemory, IsTheSlotsOwnAndOutlivesItsProcess) {
+  LocalWorld world(2);
+  const LocalWorldResult result = world.Run([&](outlast::Run& run) -> absl::Status {
+    // As a program would: made before the first generation.
+    OUTLAST_ASSIGN_OR_RETURN(const Mapping memory, run.SlotMemory("weights", 3 << 20));
+    const auto own = static_cast<std::byte>(run.rank() + 1);
+    return run.ForEachGeneration([&](Generation& generation) -> absl::Status {
+      if (generation.number() == 1) {
+        EXPECT_THAT(memory.bytes(), ::testing::Each(std::byte{0}));
+        std::ranges::fill(memory.bytes(), own);
+        OUTLAST_RETURN_IF_ERROR(generation.Put(std::to_string(generation.rank()), "filled"));
+        for (const char* peer : {"0", "1"})
+          OUTLAST_RETURN_IF_ERROR(generation.Get(peer, kPatience).status());
+        if (generation.rank() == 1) world.KillRank(1);
+        return generation.Get("never", kPatience).status();
+      }
+      EXPECT_THAT(memory.bytes(), ::testing::Each(own));
+      return absl::OkStatus();
+    });
+  });
+  EXPECT_EQ(result.exit_code, 0) << result.reason;
+  EXPECT_EQ(result.generation, 2u);
+}
+
+TEST(SlotMemory, RefusesAnotherSizeAndMoreThanThereIs) {
+  LocalWorld world(1);
+  const LocalWorldResult result = world.Run([&](outlast::Run& run) -> absl::Status {
+    EXPECT_TRUE(run.SlotMemory("weights", 8192).ok());
+    EXPECT_TRUE(run.SlotMemory("weights", 8192).ok());
+    EXPECT_TRUE(run.SlotMemory("moments", 4096).ok());
+    EXPECT_THAT(run.SlotMemory("weights", 4096).status().message(),
+                ::testing::HasSubstr("'weights': 4096 bytes asked for"));
+    EXPECT_EQ(run.SlotMemory("none", 0).status().code(), absl::StatusCode::kInvalidArgument);
+    EXPECT_EQ(run.SlotMemory(std::string(300, 'x'), 4096).status().code(),
+              absl::StatusCode::kInvalidArgument);
+    EXPECT_EQ(run.SlotMemory("huge", size_t{1} << 60).status().code(),
+              absl::StatusCode::kResourceExhausted);
+    return run.ForEachGeneration([](Generation&) { return absl::OkStatus(); });
+  });
+  EXPECT_EQ(result.exit_code, 0) << result.reason;
+}
+
 TEST(Run, SectionsShowInTheBlackBox) {
   LocalWorld world(1);
   world.Run([&](outlast::Run& run) {

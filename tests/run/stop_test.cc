@@ -235,6 +235,7 @@ TEST(AnotherLauncher, GivesRankAndWorldAndOneGeneration) {
     EXPECT_EQ(generation.Get("k", absl::Seconds(1)).status().code(),
               absl::StatusCode::kUnimplemented);
     EXPECT_EQ(generation.SharedMemory("m", 4096).status().code(), absl::StatusCode::kUnimplemented);
+    EXPECT_TRUE(run->SlotMemory("m", 4096).ok());  // the process's own
     return absl::AbortedError("a peer is gone");
   });
   EXPECT_EQ(left.code(), absl::StatusCode::kAborted);

@@ -20,6 +20,9 @@ class Mapping {
   // Maps `bytes` of `fd` from its start, shared. Read-only maps fault on a write.
   static absl::StatusOr<Mapping> Shared(int fd, size_t bytes);
   static absl::StatusOr<Mapping> SharedReadOnly(int fd, size_t bytes);
+  // The same, with every page in place when it returns, in huge ones where the kernel gives them to
+  // shared memory. kResourceExhausted: no memory.
+  static absl::StatusOr<Mapping> SharedTouched(int fd, size_t bytes);
   // Private zeroed memory; huge pages are asked for, and every page is touched now: the first copy
   // into it runs at full speed (fresh 4 KiB pages cost 9-13 times as much).
   static absl::StatusOr<Mapping> Anonymous(size_t bytes);
@@ -36,8 +39,13 @@ class Mapping {
   size_t size_ = 0;
 };
 
-// A memfd of `bytes`, allocated (so a later touch cannot fail) and sealed against shrinking and
-// growing. kResourceExhausted: no memory, with the size wanted.
-absl::StatusOr<UniqueFd> MakeSealedMemory(const char* name, size_t bytes);
+enum class Allocation {
+  kNow,     // a later touch cannot fail
+  kOnTouch  // by whoever maps it: Mapping::SharedTouched
+};
+// A memfd of `bytes`, sealed against shrinking and growing. kResourceExhausted: no memory, with the
+// size wanted.
+absl::StatusOr<UniqueFd> MakeSealedMemory(const char* name, size_t bytes,
+                                          Allocation allocation = Allocation::kNow);
 
 }  // namespace outlast

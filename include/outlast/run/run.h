@@ -13,6 +13,7 @@
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
 #include "outlast/base/id.h"
+#include "outlast/base/memory.h"
 #include "outlast/blackbox/progress.h"
 #include "outlast/run/environment.h"
 #include "outlast/run/generation.h"
@@ -67,6 +68,16 @@ class Run {
   // Opens a section of work that the watchdog judges by its own limit; ends with the scope. Main
   // thread.
   SectionScope Section(std::string_view name, const SectionOptions& options = {});
+
+  // `bytes` of memory that belong to this rank's slot and are there for the whole job: under an
+  // agent, the slot's next process gets them as this one leaves them, in place and in huge pages
+  // where the kernel gives those. So a state that lies here costs a new process no zeroing and no
+  // page faults, only the copy of Restore. Zero when the slot asks for `name` for the first time;
+  // later it may hold anything of a process that died: fill what Restore does not bring. Only this
+  // process may use it: a fork's child shares it.
+  // kInvalidArgument: a former process of the slot asked for another size. kResourceExhausted: more
+  // than the machine has available. Blocks while pages are made: 0.1 s a GiB or more.
+  absl::StatusOr<Mapping> SlotMemory(std::string_view name, size_t bytes);
 
   // --- For the other core modules ---
   Segment& black_box();
