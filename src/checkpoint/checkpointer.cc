@@ -160,10 +160,17 @@ class Checkpointer::Impl {
     bool operator==(const Live&) const = default;
   };
 
+  struct JobPlan {
+    std::vector<RankTable> ranks;
+    Plan plan;
+  };
+  absl::StatusOr<JobPlan> ReadJobPlan() const;
   absl::Status EnsureBuffers(const StateView& state);
   absl::Status MakeSnapshotter(const Message& answer, const StateView& state);
-  absl::Status RestoreFrom(const RestoreChoice& choice, const StateView& state,
-                           const RestoreOptions& options);
+  absl::Status RestoreFrom(const Message& chosen, const RestoreChoice& choice,
+                           const StateView& state, const RestoreOptions& options);
+  absl::Status RestoreFromReplica(const Message& chosen, const RestoreChoice& choice,
+                                  const StateView& state) const;
   absl::Status RestoreFromDisk(const RestoreChoice& choice, const StateView& state,
                                const RestoreOptions& options);
   void RestoreAhead(const Message& message);
@@ -183,6 +190,7 @@ class Checkpointer::Impl {
   const CheckpointerOptions options_;
   Id128 job_;
   std::unique_ptr<SealTable> table_;
+  Mapping tables_;                   // of all ranks' tensors, as the keeper holds them
   std::vector<TensorRow> own_rows_;  // what the buffers were made for, by region
   std::vector<Shape> own_strides_;
   std::vector<TensorRow> job_rows_;  // of all ranks, aliases too; without boxes
@@ -294,22 +302,28 @@ absl::Status Checkpointer::Impl::EnsureBuffers(const StateView& state) {
   return absl::OkStatus();
 }
 
+// Made anew for whoever needs it: of a large job it is large.
+absl::StatusOr<Checkpointer::Impl::JobPlan> Checkpointer::Impl::ReadJobPlan() const {
+  JobPlan job;
+  OUTLAST_ASSIGN_OR_RETURN(
+      job.ranks, DecodeTables({reinterpret_cast<const char*>(tables_.data()), tables_.size()}));
+  SettleAliases(job.ranks);
+  OUTLAST_ASSIGN_OR_RETURN(TensorTable table, MergeTables(job.ranks));
+  OUTLAST_ASSIGN_OR_RETURN(job.plan, MakePlan(std::move(table)));
+  return job;
+}
+
 absl::Status Checkpointer::Impl::MakeSnapshotter(const Message& answer, const StateView& state) {
   PayloadReader reader(answer.payload);
   const auto tables_bytes = reader.Int<uint64_t>();
   const auto count = reader.Int<uint32_t>();
   if (!reader.ok() || answer.fds.size() != count + 1 || count == 0)
     return Error(absl::StatusCode::kInternal, "answer with buffers: malformed");
-  OUTLAST_ASSIGN_OR_RETURN(const Mapping all,
-                           Mapping::SharedReadOnly(answer.fds[0].get(), tables_bytes));
-  OUTLAST_ASSIGN_OR_RETURN(auto tables,
-                           DecodeTables({reinterpret_cast<const char*>(all.data()), all.size()}));
-  SettleAliases(tables);
-  OUTLAST_ASSIGN_OR_RETURN(TensorTable table, MergeTables(tables));
-  job_rows_ = RowsByName(table, tables);
-  OUTLAST_ASSIGN_OR_RETURN(const Plan plan, MakePlan(std::move(table)));
+  OUTLAST_ASSIGN_OR_RETURN(tables_, Mapping::SharedReadOnly(answer.fds[0].get(), tables_bytes));
+  OUTLAST_ASSIGN_OR_RETURN(const JobPlan job, ReadJobPlan());
+  job_rows_ = RowsByName(job.plan.table, job.ranks);
   OUTLAST_ASSIGN_OR_RETURN(Assignment assignment,
-                           AssignmentOf(plan, static_cast<uint32_t>(run_.rank())));
+                           AssignmentOf(job.plan, static_cast<uint32_t>(run_.rank())));
   std::vector<Buffer> buffers;
   for (size_t i = 1; i < answer.fds.size(); ++i) {
     OUTLAST_ASSIGN_OR_RETURN(UniqueFd fd, Duplicate(answer.fds[i].get()));
@@ -363,7 +377,7 @@ absl::StatusOr<int64_t> Checkpointer::Impl::Restore(const StateView& state,
         run_.link().Call(MessageKind::kChoose, run_.generation(),
                          PayloadWriter().Int(attempt).bytes(), choose_timeout));
     OUTLAST_ASSIGN_OR_RETURN(const RestoreChoice choice, RestoreChoice::Decode(chosen.payload));
-    const absl::Status status = RestoreFrom(choice, state, options);
+    const absl::Status status = RestoreFrom(chosen, choice, state, options);
     const bool mismatch = status.code() == absl::StatusCode::kInvalidArgument;
     const std::string vote = PayloadWriter()
                                  .Int(attempt)
@@ -384,7 +398,8 @@ absl::StatusOr<int64_t> Checkpointer::Impl::Restore(const StateView& state,
   }
 }
 
-absl::Status Checkpointer::Impl::RestoreFrom(const RestoreChoice& choice, const StateView& state,
+absl::Status Checkpointer::Impl::RestoreFrom(const Message& chosen, const RestoreChoice& choice,
+                                             const StateView& state,
                                              const RestoreOptions& options) {
   std::string source;
   saved_extras_.clear();
@@ -393,15 +408,18 @@ absl::Status Checkpointer::Impl::RestoreFrom(const RestoreChoice& choice, const 
     const Live wanted{choice.generation, choice.step};
     const bool is_live = live_ == wanted;
     const bool was_brought_back = std::exchange(ahead_, std::nullopt) == wanted;
+    const bool is_served = choice.served_by != RestoreChoice::kNobody;
     live_.reset();
-    if (!was_brought_back) {
-      OUTLAST_RETURN_IF_ERROR(snapshotter_->Restore(
-          static_cast<int>(choice.buffer), choice.turn, state,
-          is_live ? Snapshotter::Belief::kUntouched : Snapshotter::Belief::kNothing));
+    if (is_served) {
+      OUTLAST_RETURN_IF_ERROR(RestoreFromReplica(chosen, choice, state));
+    } else if (!was_brought_back) {
+      OUTLAST_RETURN_IF_ERROR(
+          snapshotter_->Restore(static_cast<int>(choice.buffer), choice.turn, state,
+                                is_live ? Belief::kUntouched : Belief::kNothing));
     }
     OUTLAST_ASSIGN_OR_RETURN(extras_, snapshotter_->ReadExtras(static_cast<int>(choice.buffer)));
     live_ = wanted;
-    source = is_live ? "live" : "memory";
+    source = is_served ? "replica" : is_live ? "live" : "memory";
   } else {
     live_ = ahead_ = std::nullopt;
     extras_.clear();
@@ -419,19 +437,41 @@ absl::Status Checkpointer::Impl::RestoreFrom(const RestoreChoice& choice, const 
   return absl::OkStatus();
 }
 
+absl::Status Checkpointer::Impl::RestoreFromReplica(const Message& chosen,
+                                                    const RestoreChoice& choice,
+                                                    const StateView& state) const {
+  if (chosen.fds.size() != 1)
+    return Error(absl::StatusCode::kInternal, "choice of a replica: {} descriptors, 1 wanted",
+                 chosen.fds.size());
+  OUTLAST_ASSIGN_OR_RETURN(UniqueFd fd, Duplicate(chosen.fds[0].get()));
+  OUTLAST_ASSIGN_OR_RETURN(const Buffer buffer, Buffer::Open(std::move(fd)));
+  OUTLAST_ASSIGN_OR_RETURN(const JobPlan job, ReadJobPlan());
+  OUTLAST_ASSIGN_OR_RETURN(const Assignment own,
+                           AssignmentOf(job.plan, static_cast<uint32_t>(run_.rank())));
+  OUTLAST_ASSIGN_OR_RETURN(const Assignment theirs, AssignmentOf(job.plan, choice.served_by));
+  OUTLAST_ASSIGN_OR_RETURN(const CopyPlan plan,
+                           MakeReplicaPlan(own, theirs, buffer.layout(), state));
+  OUTLAST_ASSIGN_OR_RETURN(const Buffer::Sealed sealed,
+                           buffer.ReadSealed(run_.run_id(), BootId(), theirs.layout_hash));
+  if (sealed.turn != choice.served_turn) {
+    return Error(absl::StatusCode::kDataLoss, "snapshot of rank {}: turn {}, wanted {}",
+                 choice.served_by, sealed.turn, choice.served_turn);
+  }
+  return CopyBack(buffer, plan, choice.step, state, Belief::kNothing);
+}
+
 // On the trainer's thread, between two bodies. What fails here fails again, and is told, when the
 // body asks.
 void Checkpointer::Impl::RestoreAhead(const Message& message) {
   const auto choice = RestoreChoice::Decode(message.payload);
   if (!choice.ok() || snapshotter_ == nullptr || state_.regions.empty()) return;
   const Live wanted{choice->generation, choice->step};
-  const auto belief =
-      live_ == wanted ? Snapshotter::Belief::kUntouched : Snapshotter::Belief::kNothing;
+  const auto belief = live_ == wanted ? Belief::kUntouched : Belief::kNothing;
   SectionScope section = run_.Section("restore", {.phase = Phase::kRestore});
   snapshotter_->GiveUp();
   const absl::Status restored =
       snapshotter_->Restore(static_cast<int>(choice->buffer), choice->turn, state_, belief);
-  if (belief == Snapshotter::Belief::kNothing) live_.reset();
+  if (belief == Belief::kNothing) live_.reset();
   if (restored.ok()) ahead_ = wanted;
 }
 

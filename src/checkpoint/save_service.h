@@ -125,6 +125,8 @@ class SaveService final : public KeeperExtension {
     std::vector<std::string> passed_over;
     std::set<std::string> bad_folders;
     std::set<std::string> bad_remote;
+    std::map<int, std::set<int>> tried;  // damaged slot -> itself, and who served in vain
+    std::map<int, int> server;           // damaged slot -> whose buffer serves it now
     bool memory_is_bad = false;
   };
   struct Opened {
@@ -183,6 +185,8 @@ class SaveService final : public KeeperExtension {
   void Decide(RestoreChoice choice);
   void AnswerChoosers();
   void CountVotes();
+  bool ServeFromReplicas();
+  std::optional<int> ReplicaOf(int slot) const;
   int members() const;
   void ArmAutoSave();
   int64_t NewestStep() const;

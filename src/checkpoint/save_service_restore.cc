@@ -13,6 +13,15 @@ absl::Status Aborted(uint64_t generation) {
   return Error(absl::StatusCode::kAborted, "generation {} ended", generation);
 }
 
+// Whether a rank's tensors lie, box for box, in another's buffers too.
+bool HoldsAllOf(const RankTable& wanted, const RankTable& other) {
+  return std::ranges::all_of(wanted.rows, [&](const TensorRow& row) {
+    return std::ranges::any_of(other.rows, [&](const TensorRow& held) {
+      return held.name == row.name && held.boxes.front().box == row.boxes.front().box;
+    });
+  });
+}
+
 }  // namespace
 
 void SaveService::OnChoose(int slot, const Message& message) {
@@ -46,7 +55,8 @@ void SaveService::OnQuiet() {
   if (buffers_.empty()) return;
   const std::optional<Common> common = FindCommon();
   if (!common) return;
-  RestoreChoice choice{RestoreSource::kMemory, common->step, common->generation, 0, 0, {}};
+  RestoreChoice choice{
+      .source = RestoreSource::kMemory, .step = common->step, .generation = common->generation};
   for (int slot = 0; slot < world_; ++slot) {
     if (!keeper_.is_joined(slot) || keeper_.is_finished(slot)) continue;
     const Held& held = common->held[static_cast<size_t>(slot)];
@@ -59,7 +69,8 @@ void SaveService::OnQuiet() {
 void SaveService::Choose() {
   restoring_.choosing = true;
   if (base_ && !restoring_.memory_is_bad) {
-    return Decide({RestoreSource::kMemory, base_->step, base_->generation, 0, 0, {}});
+    return Decide(
+        {.source = RestoreSource::kMemory, .step = base_->step, .generation = base_->generation});
   }
   ChooseFromDisk();
 }
@@ -109,8 +120,9 @@ void SaveService::OnCandidates(uint64_t generation, uint32_t attempt,
     for (const std::string& name : candidates->decision.candidates) {
       if (holds(candidates->local, name) && !restoring_.bad_folders.contains(name)) {
         const auto parts = ParseCheckpointName(name);
-        return Decide(
-            {RestoreSource::kDisk, parts ? parts->step : 0, 0, 0, 0, opened_->root->PathOf(name)});
+        return Decide({.source = RestoreSource::kDisk,
+                       .step = parts ? parts->step : 0,
+                       .folder = opened_->root->PathOf(name)});
       }
       // The same step from another source before an older one.
       if (holds(candidates->remote, name) && !restoring_.bad_remote.contains(name))
@@ -142,8 +154,9 @@ void SaveService::Fetch(const std::string& name) {
       restoring_.bad_remote.insert(name);  // tried once
       if (fetched.ok()) {
         const auto parts = ParseCheckpointName(name);
-        return Decide({RestoreSource::kRemote, parts ? parts->step : 0, 0, 0, 0,
-                       opened_->root->PathOf(name)});
+        return Decide({.source = RestoreSource::kRemote,
+                       .step = parts ? parts->step : 0,
+                       .folder = opened_->root->PathOf(name)});
       }
       const std::string reason = fmt::format("remote {}: {}", name, MessageOf(fetched));
       options_.observer.on_note("checkpoint passed over: " + reason);
@@ -162,12 +175,20 @@ void SaveService::Decide(RestoreChoice choice) {
 void SaveService::AnswerChoosers() {
   for (const Waiter& waiter : std::exchange(restoring_.choosers, {})) {
     RestoreChoice choice = *restoring_.choice;
+    std::vector<int> fds;
     if (choice.source == RestoreSource::kMemory) {
       const Held& held = base_->held[static_cast<size_t>(waiter.slot)];
       choice.buffer = static_cast<uint32_t>(held.buffer);
       choice.turn = held.turn;
+      if (const auto server = restoring_.server.find(waiter.slot);
+          server != restoring_.server.end()) {
+        const auto of = static_cast<size_t>(server->second);
+        choice.served_by = static_cast<uint32_t>(of);
+        choice.served_turn = base_->held[of].turn;
+        fds.push_back(buffers_[of][static_cast<size_t>(base_->held[of].buffer)].fd());
+      }
     }
-    keeper_.Answer(waiter.slot, waiter.request, absl::OkStatus(), choice.Encode());
+    keeper_.Answer(waiter.slot, waiter.request, absl::OkStatus(), choice.Encode(), fds);
   }
 }
 
@@ -184,7 +205,12 @@ void SaveService::OnVote(int slot, const Message& message) {
   restoring_.voters[slot] = {slot, message.request};
   restoring_.failed = restoring_.failed || !ok;
   restoring_.mismatch = restoring_.mismatch || mismatch;
-  if (!ok) restoring_.passed_over.push_back(fmt::format("rank {}: {}", slot, detail));
+  if (!ok) {
+    restoring_.passed_over.push_back(fmt::format("rank {}: {}", slot, detail));
+    restoring_.tried[slot].insert(slot);
+    if (const auto server = restoring_.server.find(slot); server != restoring_.server.end())
+      restoring_.tried[slot].insert(server->second);
+  }
   CountVotes();
 }
 
@@ -216,8 +242,10 @@ void SaveService::CountVotes() {
         fmt::format("restore of step {} from {} failed: {}", choice.step,
                     choice.source == RestoreSource::kMemory ? "memory" : choice.folder, reason));
     if (choice.source == RestoreSource::kMemory) {
-      restoring_.memory_is_bad = true;
-      ForgetMemory();
+      if (!ServeFromReplicas()) {
+        restoring_.memory_is_bad = true;
+        ForgetMemory();
+      }
     } else {
       const std::string name = choice.folder.substr(choice.folder.rfind('/') + 1);
       restoring_.bad_folders.insert(name);
@@ -233,6 +261,31 @@ void SaveService::CountVotes() {
   for (const auto& [slot, waiter] : voters) {
     keeper_.Answer(slot, waiter.request, absl::OkStatus(), PayloadWriter().Int(restored).bytes());
   }
+}
+
+// The same step from another source before an older one: each damaged snapshot's rank is served by
+// another rank's buffer that holds what it needs. False: some rank has no replica left.
+bool SaveService::ServeFromReplicas() {
+  restoring_.server.clear();
+  for (const auto& [slot, tried] : restoring_.tried) {
+    const std::optional<int> replica = ReplicaOf(slot);
+    if (!replica) return false;
+    restoring_.server[slot] = *replica;
+    options_.observer.on_note(
+        fmt::format("rank {}'s snapshot of step {} is damaged: rank {}'s serves it", slot,
+                    base_->step, *replica));
+  }
+  return true;
+}
+
+std::optional<int> SaveService::ReplicaOf(int slot) const {
+  const auto own = static_cast<size_t>(slot);
+  for (int other = 0; other < world_; ++other) {
+    const bool is_damaged = restoring_.tried.contains(other);
+    if (is_damaged || restoring_.tried.at(slot).contains(other)) continue;
+    if (HoldsAllOf(rank_tables_[own], rank_tables_[static_cast<size_t>(other)])) return other;
+  }
+  return std::nullopt;
 }
 
 }  // namespace outlast

@@ -177,6 +177,8 @@ std::string RestoreChoice::Encode() const {
       .Int(generation)
       .Int(buffer)
       .Int(turn)
+      .Int(served_by)
+      .Int(served_turn)
       .Text(folder);
   return writer.bytes();
 }
@@ -189,6 +191,8 @@ absl::StatusOr<RestoreChoice> RestoreChoice::Decode(std::string_view payload) {
   choice.generation = reader.Int<uint64_t>();
   choice.buffer = reader.Int<uint32_t>();
   choice.turn = reader.Int<uint32_t>();
+  choice.served_by = reader.Int<uint32_t>();
+  choice.served_turn = reader.Int<uint32_t>();
   choice.folder = std::string(reader.Text());
   if (!reader.ok() || source > 3) return Malformed("choice of a restore");
   choice.source = static_cast<RestoreSource>(source);

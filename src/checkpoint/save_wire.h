@@ -10,7 +10,7 @@
 //   kSkipped    i64 step: no free buffer for a step that the disk wants               no answer
 //   kHurry      a rank waits for a save: no rate limit until one has ended            no answer
 //   kFinish     i64 step, u8 FinishAsk -> u8 durable
-//   kChoose     u32 attempt -> RestoreChoice
+//   kChoose     u32 attempt -> RestoreChoice; with served_by one descriptor, of that slot's buffer
 //   kVote       u32 attempt, u8 ok, u8 mismatch, Text detail -> u8 restored (else choose again with
 //   attempt + 1)
 //   kSaveEvent  i64 step, SaveOutcome, Text error                                     pushed
@@ -56,6 +56,11 @@ struct RestoreChoice {
   uint64_t generation = 0;  // of the snapshot (kMemory)
   uint32_t buffer = 0;      // of the asking rank (kMemory)
   uint32_t turn = 0;
+  // The slot whose snapshot serves the asking rank, since its own is damaged; kNobody: its own
+  // does. Extras come from its own.
+  static constexpr uint32_t kNobody = 0xffffffff;
+  uint32_t served_by = kNobody;
+  uint32_t served_turn = 0;
   std::string folder;  // absolute path of the checkpoint (kDisk, kRemote)
 
   bool is_of_files() const {

@@ -5,7 +5,6 @@
 
 #include <algorithm>
 #include <cstring>
-#include <map>
 #include <utility>
 
 #include "base/channel.h"
@@ -15,104 +14,6 @@
 #include "outlast/base/crc32c.h"
 
 namespace outlast {
-namespace {
-
-constexpr uint64_t kPieceBytes = 16 << 10;  // checksummed, then copied from the cache
-
-// Feeds the chunk to the CRC in order; `pass(crc, piece, done, bytes)` does it for each stretch of
-// a piece.
-template <typename Pass>
-uint32_t PassOverChunk(std::span<const std::byte> buffer, const ChunkRange& range,
-                       std::span<const CopyPiece> pieces, Pass pass) {
-  Crc32cStream crc;
-  uint64_t at = range.offset;
-  const uint64_t end = range.offset + range.bytes;
-  for (const CopyPiece& piece : pieces) {
-    crc.Update(buffer.subspan(at, piece.to - at));  // the file's header
-    for (uint64_t done = 0; done < piece.bytes; done += kPieceBytes) {
-      pass(crc, piece, done, std::min(kPieceBytes, piece.bytes - done));
-    }
-    at = piece.to + piece.bytes;
-  }
-  crc.Update(buffer.subspan(at, end - at));
-  return crc.value();
-}
-
-std::span<std::byte> WholeOf(const Buffer& buffer) {
-  std::byte* start = buffer.image().data() - buffer.layout().image_offset();
-  return {start, buffer.layout().buffer_bytes()};
-}
-
-void AddPiece(CopyPiece piece, const BufferLayout& layout, uint64_t part_offset,
-              uint32_t first_chunk, CopyPlan& plan) {
-  while (piece.bytes > 0) {
-    const uint64_t in_part = piece.to - part_offset;
-    const uint64_t chunk = in_part / kChunkBytes;
-    CopyPiece now = piece;
-    now.bytes = std::min(piece.bytes, (chunk + 1) * kChunkBytes - in_part);
-    plan.chunks[first_chunk + chunk].push_back(now);
-    piece.from += now.bytes;
-    piece.to += now.bytes;
-    piece.bytes -= now.bytes;
-  }
-  (void)layout;
-}
-
-}  // namespace
-
-absl::StatusOr<CopyPlan> MakeCopyPlan(const Assignment& assignment, const BufferLayout& layout,
-                                      const StateView& state) {
-  std::map<std::string_view, uint32_t> region_of_name;
-  for (size_t i = 0; i < state.regions.size(); ++i)
-    region_of_name[state.regions[i].name] = static_cast<uint32_t>(i);
-  CopyPlan plan;
-  plan.chunks.resize(layout.chunk_count());
-  const auto add = [&](const PlannedItem& item, uint64_t part_offset, uint64_t data_offset,
-                       uint32_t first_chunk) -> absl::Status {
-    const auto region = region_of_name.find(item.box.name);
-    if (region == region_of_name.end()) {
-      return Error(absl::StatusCode::kInvalidArgument,
-                   "region '{}' was in the state when its buffers were made, and is missing now",
-                   item.box.name);
-    }
-    const Region& source = state.regions[region->second];
-    const Box box{item.box.offset, item.box.extent};
-    if (item.box.begin == item.box.end) return absl::OkStatus();
-    if (!IsPacked(source)) {
-      const auto packer = static_cast<uint32_t>(plan.packers.size());
-      plan.packers.emplace_back(item.box.dtype, item.held, source.strides, box);
-      AddPiece(
-          {region->second, packer, 0, data_offset + item.box.begin, item.box.end - item.box.begin},
-          layout, part_offset, first_chunk, plan);
-      return absl::OkStatus();
-    }
-    BoxWalker walker(item.box.dtype, item.held, box);
-    if (!walker.is_valid()) {
-      return Error(absl::StatusCode::kInvalidArgument,
-                   "region '{}': a box of a sub-byte type is cut inside a byte", item.box.name);
-    }
-    for (; !walker.done(); walker.Next()) {
-      const BoxStretch stretch = walker.stretch();
-      AddPiece({region->second, kNoPacker, stretch.from, data_offset + item.box.begin + stretch.to,
-                stretch.bytes},
-               layout, part_offset, first_chunk, plan);
-    }
-    return absl::OkStatus();
-  };
-  for (const PlannedItem& item : assignment.image) {
-    OUTLAST_RETURN_IF_ERROR(
-        add(item, layout.image_offset(), layout.image_offset() + assignment.header.size(), 0));
-  }
-  for (const PlannedItem& item : assignment.replicated) {
-    OUTLAST_RETURN_IF_ERROR(add(item, layout.replicated_offset(), layout.replicated_offset(),
-                                layout.image_chunk_count()));
-  }
-  for (auto& pieces : plan.chunks) {
-    std::sort(pieces.begin(), pieces.end(),
-              [](const CopyPiece& a, const CopyPiece& b) { return a.to < b.to; });
-  }
-  return plan;
-}
 
 absl::StatusOr<std::unique_ptr<Snapshotter>> Snapshotter::Make(Options options, SealTable& table,
                                                                std::vector<Buffer> buffers,
@@ -406,49 +307,7 @@ absl::Status Snapshotter::Restore(int index, uint32_t turn, const StateView& sta
     return Error(absl::StatusCode::kDataLoss, "snapshot in buffer {}: turn {}, wanted {}", index,
                  sealed.turn, turn);
   }
-  const std::span<const uint32_t> crcs = buffer.chunk_crcs();
-  for (uint32_t chunk = 0; chunk < plan_.chunks.size(); ++chunk) {
-    if (belief == Belief::kUntouched && HoldsChunk(buffer, chunk, state)) continue;
-    const uint32_t found = CopyChunkBack(buffer, chunk, state);
-    if (found != crcs[chunk]) {
-      return Error(absl::StatusCode::kDataLoss,
-                   "snapshot of step {} in memory, chunk {}: crc {:08x}, its table says {:08x}",
-                   sealed.header.step, chunk, found, crcs[chunk]);
-    }
-  }
-  return absl::OkStatus();
-}
-
-// Reading costs less than reading and writing.
-bool Snapshotter::HoldsChunk(const Buffer& buffer, uint32_t chunk, const StateView& state) const {
-  const uint32_t found = PassOverChunk(
-      WholeOf(buffer), buffer.layout().chunk(chunk), plan_.chunks[chunk],
-      [&](Crc32cStream& crc, const CopyPiece& piece, uint64_t done, uint64_t bytes) {
-        const std::byte* region = state.regions[piece.region].bytes.data();
-        if (piece.packer == kNoPacker) return crc.Update({region + piece.from + done, bytes});
-        std::array<std::byte, kPieceBytes> packed;
-        plan_.packers[piece.packer].Gather(region, piece.from + done, {packed.data(), bytes});
-        crc.Update({packed.data(), bytes});
-      });
-  return found == buffer.chunk_crcs()[chunk];
-}
-
-// Returns the CRC of what was copied.
-uint32_t Snapshotter::CopyChunkBack(const Buffer& buffer, uint32_t chunk,
-                                    const StateView& state) const {
-  const std::span<std::byte> whole = WholeOf(buffer);
-  return PassOverChunk(
-      whole, buffer.layout().chunk(chunk), plan_.chunks[chunk],
-      [&](Crc32cStream& crc, const CopyPiece& piece, uint64_t done, uint64_t bytes) {
-        const std::byte* from = whole.data() + piece.to + done;
-        crc.Update({from, bytes});
-        std::byte* region = state.regions[piece.region].bytes.data();
-        if (piece.packer != kNoPacker) {
-          plan_.packers[piece.packer].Scatter({from, bytes}, piece.from + done, region);
-        } else {
-          StreamCopy(region + piece.from + done, from, bytes);
-        }
-      });
+  return CopyBack(buffer, plan_, sealed.header.step, state, belief);
 }
 
 absl::StatusOr<Extras> Snapshotter::ReadExtras(int index) const {

@@ -15,7 +15,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
-#include "checkpoint/packer.h"
+#include "checkpoint/copy_plan.h"
 #include "checkpoint/plan.h"
 #include "checkpoint/seal_table.h"
 #include "outlast/base/id.h"
@@ -25,30 +25,9 @@
 
 namespace outlast {
 
-inline constexpr uint32_t kNoPacker = 0xffffffff;
-
-// A stretch of a region and its place in the buffer; inside one chunk.
-struct CopyPiece {
-  uint32_t region = 0;
-  uint32_t packer = kNoPacker;  // in the plan: the region is strided
-  uint64_t from = 0;            // bytes from the region's start; in what the packer packs, if any
-  uint64_t to = 0;              // bytes from the buffer's start
-  uint64_t bytes = 0;
-};
-
 // Extras as a buffer holds them: u32 count, then key and value as u32 length and bytes each.
 // kDataLoss: cut.
 absl::StatusOr<Extras> ParseExtras(std::span<const std::byte> bytes);
-
-// What goes where, by chunk of the buffer. Pure; made once per layout.
-struct CopyPlan {
-  std::vector<std::vector<CopyPiece>> chunks;  // each by `to`
-  std::vector<Packer> packers;
-};
-// kInvalidArgument: a region of the assignment that `state` lacks, or a sub-byte cut. Of `state`
-// only names and strides count.
-absl::StatusOr<CopyPlan> MakeCopyPlan(const Assignment& assignment, const BufferLayout& layout,
-                                      const StateView& state);
 
 // Regions up to this size are copied in the save call itself, whatever their kind: scalars,
 // counters, small statistics.
@@ -93,11 +72,6 @@ class Snapshotter {
   void GiveUp();
   bool is_running() const;
 
-  // What the caller believes of the memory that it restores into.
-  enum class Belief : uint8_t {
-    kNothing,   // every chunk is copied
-    kUntouched  // holds this snapshot: a chunk whose CRC says so stays, others are copied
-  };
   // Makes `state` hold a sealed snapshot; no byte counts as restored before its CRC was checked.
   // kDataLoss: a chunk of the snapshot does not match, with its number and CRCs.
   absl::Status Restore(int buffer, uint32_t turn, const StateView& state, Belief belief);
@@ -117,8 +91,6 @@ class Snapshotter {
     uint32_t extra_bytes = 0;
     std::vector<const std::byte*> sources;  // by region
   };
-  bool HoldsChunk(const Buffer& buffer, uint32_t chunk, const StateView& state) const;
-  uint32_t CopyChunkBack(const Buffer& buffer, uint32_t chunk, const StateView& state) const;
   void CopierLoop();
   void CopyChunks();
   uint32_t CopyChunk(const Running& running, uint32_t chunk);

@@ -80,8 +80,7 @@ class Rank {
     }
     return -1;
   }
-  absl::Status RestoreStep(int64_t step,
-                           Snapshotter::Belief belief = Snapshotter::Belief::kNothing) {
+  absl::Status RestoreStep(int64_t step, Belief belief = Belief::kNothing) {
     const int buffer = BufferOf(step);
     const uint32_t turn = buffers_[static_cast<size_t>(buffer)].control().Read().turn;
     return snapshotter_->Restore(buffer, turn, State(), belief);
@@ -198,6 +197,45 @@ TEST(Snapshot, HoldsTheSameBytesWhoeverWritesThem) {
   }
 }
 
+TEST(Replica, ServesTheStateOfARankThatWritesOtherParts) {
+  Rank server(0, 2), lost(1, 2);
+  server.Fill(5);
+  ASSERT_TRUE(server.Begin(1, Snapshotter::Mode::kEager));
+  const Buffer& buffer = server.buffers_[static_cast<size_t>(server.BufferOf(1))];
+  ASSERT_NE(server.assignment_.image_bytes(), lost.assignment_.image_bytes());
+  const CopyPlan plan =
+      MakeReplicaPlan(lost.assignment_, server.assignment_, buffer.layout(), lost.State()).value();
+
+  ASSERT_TRUE(CopyBack(buffer, plan, 1, lost.State(), Belief::kNothing).ok());
+  EXPECT_TRUE(lost.IsAll(5));
+
+  buffer.image()[1'500'000] ^= std::byte{1};
+  EXPECT_EQ(CopyBack(buffer, plan, 1, lost.State(), Belief::kNothing).code(),
+            absl::StatusCode::kDataLoss);
+}
+
+// A tensor that both hold whole, and one that is cut between them.
+TEST(Replica, IsNoneWhereAPartIsAnotherRanks) {
+  std::vector<float> whole(100), half(50);
+  const auto state_of = [&](int64_t rank) {
+    StateView state;
+    state.regions.push_back(
+        {"whole", DType::kF32, {100}, {}, {100}, std::as_writable_bytes(std::span(whole))});
+    state.regions.push_back(
+        {"cut", DType::kF32, {100}, {rank * 50}, {50}, std::as_writable_bytes(std::span(half))});
+    return state;
+  };
+  const std::vector<RankTable> tables{TableOfRank(state_of(0), 0).value(),
+                                      TableOfRank(state_of(1), 1).value()};
+  const Plan plan = MakePlan(MergeTables(tables).value()).value();
+  const Assignment own = AssignmentOf(plan, 0).value(), theirs = AssignmentOf(plan, 1).value();
+  const BufferLayout layout{.image_bytes = theirs.image_bytes(),
+                            .replicated_bytes = theirs.replicated_bytes};
+  const absl::Status status = MakeReplicaPlan(own, theirs, layout, state_of(0)).status();
+  EXPECT_EQ(status.code(), absl::StatusCode::kFailedPrecondition);
+  EXPECT_NE(status.message().find("'cut'"), std::string::npos) << status;
+}
+
 TEST(Snapshot, AGivenUpOneLeavesAFreeBuffer) {
   Rank rank(0, 1, 2);
   for (int64_t step = 1; step <= 50; ++step) {
@@ -232,7 +270,7 @@ TEST(Snapshot, WhatIsBelievedToBeUntouchedIsCheckedAndCopiedWhereItDiffers) {
 
   rank.big_[300'000] = 2;  // somebody wrote all the same
   rank.small_[3] = 2;
-  ASSERT_TRUE(rank.RestoreStep(1, Snapshotter::Belief::kUntouched).ok());
+  ASSERT_TRUE(rank.RestoreStep(1, Belief::kUntouched).ok());
 
   EXPECT_TRUE(rank.IsAll(1));
 }

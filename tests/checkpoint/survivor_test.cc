@@ -1,8 +1,13 @@
 // How survivors of a lost rank come back to the step that all have.
 #include <gtest/gtest.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include <atomic>
+#include <filesystem>
+#include <functional>
+#include <set>
+#include <string>
 
 #include "tests/checkpoint/disk_fixture.h"
 #include "tests/checkpoint/job_fixture.h"
@@ -18,7 +23,26 @@ struct Loss {
   std::atomic<int> wrong{0};
   std::atomic<int> ahead{0};
   std::atomic<int> lost_nothing{0};
+  std::atomic<int> served{0};  // by a replica
+  std::function<void()> before_kill = [] {};
 };
+
+// Flips a byte in every buffer of the ranks, as a bad memory module would.
+void DamageBuffersOf(const std::set<uint32_t>& ranks) {
+  std::set<ino_t> seen;  // keeper and worker have descriptors of the same memory
+  for (const auto& entry : std::filesystem::directory_iterator("/proc/self/fd")) {
+    std::error_code gone;
+    const std::string target = std::filesystem::read_symlink(entry.path(), gone).string();
+    if (!target.starts_with("/memfd:outlast-buffer")) continue;
+    auto fd = Duplicate(std::stoi(entry.path().filename()));
+    struct stat stat {};
+    if (!fd.ok() || fstat(fd->get(), &stat) != 0 || !seen.insert(stat.st_ino).second) continue;
+    const Buffer buffer = Buffer::Open(*std::move(fd)).value();
+    const auto* header = reinterpret_cast<const BufferHeader*>(buffer.image().data() -
+                                                               buffer.layout().image_offset());
+    if (ranks.contains(header->rank)) buffer.image().back() ^= std::byte{1};
+  }
+}
 
 LocalWorldResult RunWithLoss(
     const std::function<absl::Status(LocalWorld&, Run&, Checkpointer&, Toy&)>& each,
@@ -47,11 +71,15 @@ absl::Status TrainOn(Generation& generation, LocalWorld& world, Run& run, Checkp
   OUTLAST_ASSIGN_OR_RETURN(int64_t step, checkpoints.Restore(toy.State()));
   if (!toy.IsStateOf(step)) ++loss.wrong;
   if (step >= 20) ++loss.lost_nothing;
+  if (checkpoints.stats().restored_from == "replica") ++loss.served;
   for (; step < 30; ++step) {
     OUTLAST_RETURN_IF_ERROR(generation.Check());
     OUTLAST_RETURN_IF_ERROR(checkpoints.BeforeUpdate());  // all is sealed
     OUTLAST_RETURN_IF_ERROR(group.Barrier());
-    if (step == 20 && run.rank() == 1 && !loss.killed.exchange(true)) world.KillRank(1);
+    if (step == 20 && run.rank() == 1 && !loss.killed.exchange(true)) {
+      loss.before_kill();
+      world.KillRank(1);
+    }
     OUTLAST_RETURN_IF_ERROR(group.Barrier());
     toy.Update(step);
     OUTLAST_RETURN_IF_ERROR(checkpoints.SaveIfDue(step + 1, toy.State()));
@@ -103,6 +131,43 @@ TEST(Survivor, BringsItsStateBackWhileTheNewProcessStarts) {
   EXPECT_EQ(loss.wrong, 0);
   EXPECT_EQ(loss.lost_nothing, 3);
   EXPECT_EQ(loss.ahead, 2);
+}
+
+LocalWorldResult RunWithDamage(const std::set<uint32_t>& ranks, const std::string& root,
+                               Loss& loss) {
+  loss.before_kill = [&] { DamageBuffersOf(ranks); };
+  return RunWithLoss(
+      [&](LocalWorld& world, outlast::Run& run, Checkpointer& checkpoints, Toy& toy) {
+        return run.ForEachGeneration([&](Generation& generation) {
+          return TrainOn(generation, world, run, checkpoints, toy, loss);
+        });
+      },
+      {.uri = root, .every = Every::Steps(1000), .snapshot_every = Every::Steps(1)});
+}
+
+TEST(Replica, ServesALostSlotWhoseOwnBuffersAreDamaged) {
+  TempFolder folder;
+  Loss loss;
+  const LocalWorldResult result = RunWithDamage({1}, folder / "root", loss);
+  EXPECT_EQ(result.exit_code, 0) << result.reason;
+  EXPECT_EQ(loss.wrong, 0);
+  EXPECT_EQ(loss.lost_nothing, 3) << "nothing is on disk: the step is in the peers' memory";
+  EXPECT_EQ(loss.served, 1);
+}
+
+// The first two replicas that are tried are damaged themselves.
+TEST(Replica, IsLookedForUntilNoneIsLeft) {
+  TempFolder folder;
+  Loss loss;
+  const LocalWorldResult result = RunWithDamage({0, 1}, folder / "root", loss);
+  EXPECT_EQ(result.exit_code, 0) << result.reason;
+  EXPECT_EQ(loss.wrong, 0);
+  EXPECT_EQ(loss.lost_nothing, 3);
+
+  Loss all;
+  EXPECT_EQ(RunWithDamage({0, 1, 2}, folder / "other", all).exit_code, 82)
+      << "nor is anything on disk: never a silent step 0";
+  EXPECT_EQ(all.wrong, 0);
 }
 
 }  // namespace

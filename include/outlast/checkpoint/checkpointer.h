@@ -97,7 +97,8 @@ struct CheckpointStats {
   int64_t remote_step = 0;   // the newest step known to be in the remote root
   int64_t failed_uploads = 0;
   int64_t stall_ns = 0;       // in BeforeUpdate and SaveIfDue, in all
-  std::string restored_from;  // "memory", "live", "disk", "remote" or "" (step 0)
+  std::string restored_from;  // "memory", "live", "replica" (a peer's memory), "disk", "remote" or
+                              // "" (step 0)
 };
 
 // One a rank. Calls come from the trainer's thread; stats() from any. Owns one copier thread.
