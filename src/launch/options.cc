@@ -11,6 +11,7 @@
 #include <cstdlib>
 
 #include "base/error.h"
+#include "launch/machine.h"
 
 namespace outlast {
 namespace {
@@ -33,6 +34,8 @@ struct RawOptions {
   std::string world, max_restarts, grace, stop_within, early_exit_grace, preempt_exit, no_retry,
       retry;
   std::string standard_input;
+  std::string nodes, rendezvous;  // torchrun's
+  bool standalone = false, no_python = false, module = false;
 };
 
 absl::Status Refuse(std::string_view flag, std::string_view found, std::string_view wanted) {
@@ -92,10 +95,26 @@ absl::Status CheckJobId(const std::string& id) {
                 "up to 64 letters, digits, '.', '_' or '-', not starting with '.' or '-'");
 }
 
+// torchrun's own flags, so that its command lines run unchanged on one machine.
+void DeclareTorchrun(CLI::App& app, RawOptions& raw) {
+  app.add_flag("-m,--module", raw.module, "CMD is a Python module, run by python3 -m");
+  app.add_flag("--no-python,--no_python", raw.no_python, "Run CMD as it is, also a .py file");
+  app.add_flag("--standalone", raw.standalone, "One machine: what this is anyway");
+  app.add_option("--nnodes", raw.nodes, "Machines: 1 (1)")->type_name("N");
+  app.add_option(
+         "--rdzv-endpoint,--rdzv_endpoint,--rdzv-backend,--rdzv_backend,--rdzv-id,--rdzv_id",
+         raw.rendezvous, "Accepted: one machine needs no rendezvous")
+      ->type_name("TEXT")
+      ->take_last();
+}
+
 void Declare(CLI::App& app, LaunchOptions& options, RawOptions& raw) {
   app.set_help_flag("-h,--help", "This text");
   app.footer(kFooter);
-  app.add_option("-n", raw.world, "Workers on this machine")->required()->type_name("N");
+  app.add_option("-n,--nproc-per-node,--nproc_per_node", raw.world,
+                 "Workers on this machine: a number, cpu, gpu, or auto (one a GPU, else one a CPU)")
+      ->required()
+      ->type_name("N");
   app.add_option("--max-restarts", raw.max_restarts,
                  "Restarts since the last committed step; 0: never (3)")
       ->type_name("R");
@@ -120,6 +139,7 @@ void Declare(CLI::App& app, LaunchOptions& options, RawOptions& raw) {
   app.add_option("--stdin", raw.standard_input,
                  "Which rank reads our standard input (none; rank 0 when -n 1)")
       ->type_name("none|0");
+  DeclareTorchrun(app, raw);
 }
 
 // Where the command begins: behind "--", or at the first argument that is neither a flag nor a
@@ -138,9 +158,36 @@ size_t CommandStart(const std::vector<std::string>& arguments, CLI::App& app, si
   return arguments.size();
 }
 
+// "cpu", "gpu", "auto" or a number, as torchrun takes them.
+absl::Status ReadWorkers(const std::string& text, int& workers) {
+  const bool wants_gpu = text == "gpu";
+  const int gpus = wants_gpu || text == "auto" ? CountGpus() : 0;
+  if (wants_gpu && gpus == 0) return Refuse("-n", text, "a machine with GPUs, or a number");
+  if (wants_gpu || gpus > 0) {
+    workers = gpus;
+    return absl::OkStatus();
+  }
+  if (text == "cpu" || text == "auto") {
+    workers = CountCpus();
+    return absl::OkStatus();
+  }
+  return ReadInteger("-n", text, 1, kMaxWorld, workers);
+}
+
+absl::Status InterpretTorchrun(const RawOptions& raw, LaunchOptions& options) {
+  if (!raw.nodes.empty() && raw.nodes != "1" && raw.nodes != "1:1")
+    return Refuse("--nnodes", raw.nodes, "1 (several machines are not supported yet)");
+  if (raw.module && raw.no_python)
+    return Error(absl::StatusCode::kInvalidArgument, "-m and --no-python: at most one wanted");
+  if (raw.module) options.interpreter = Interpreter::kModule;
+  if (raw.no_python) options.interpreter = Interpreter::kNone;
+  return absl::OkStatus();
+}
+
 absl::Status Interpret(const RawOptions& raw, LaunchOptions& options) {
   JobOptions& job = options.job;
-  OUTLAST_RETURN_IF_ERROR(ReadInteger("-n", raw.world, 1, kMaxWorld, job.world));
+  OUTLAST_RETURN_IF_ERROR(ReadWorkers(raw.world, job.world));
+  OUTLAST_RETURN_IF_ERROR(InterpretTorchrun(raw, options));
   OUTLAST_RETURN_IF_ERROR(
       ReadInteger("--max-restarts", raw.max_restarts, 0, INT_MAX, job.max_restarts));
   OUTLAST_RETURN_IF_ERROR(ReadSeconds("--grace", raw.grace, job.grace));
@@ -241,19 +288,40 @@ absl::StatusOr<LaunchOptions> ParseLaunchOptions(const std::vector<std::string>&
 }
 
 absl::StatusOr<ResolvedCommand> ResolveCommand(const std::vector<std::string>& command,
-                                               const std::string& path) {
+                                               const std::string& path, Interpreter interpreter) {
   ResolvedCommand resolved;
   const std::string& name = command[0];
-  if (name.ends_with(".py")) {
-    if (access(name.c_str(), R_OK) != 0)
+  const bool is_script = interpreter == Interpreter::kByName && name.ends_with(".py");
+  if (is_script || interpreter == Interpreter::kModule) {
+    if (is_script && access(name.c_str(), R_OK) != 0)
       return ErrnoStatus(errno, fmt::format("command '{}'", name));
     OUTLAST_ASSIGN_OR_RETURN(resolved.program, FindProgram("python3", path));
     resolved.arguments = {"python3", "-u"};  // lines reach the log as they are printed
+    if (!is_script) resolved.arguments.emplace_back("-m");
   } else {
     OUTLAST_ASSIGN_OR_RETURN(resolved.program, FindProgram(name, path));
   }
   resolved.arguments.insert(resolved.arguments.end(), command.begin(), command.end());
   return resolved;
+}
+
+absl::Status CheckPlace(int world, const Variables& variables) {
+  // A worker of ours may start a job of its own; its variables are replaced.
+  if (variables("OUTLAST_RUN_ID") != nullptr) return absl::OkStatus();
+  OUTLAST_ASSIGN_OR_RETURN(const std::vector<PlaceClaim> claims, FindPlace(variables));
+  for (const PlaceClaim& claim : claims) {
+    // By hand one may have said what -n says.
+    const bool says_the_same =
+        claim.launcher == Launcher::kByHand && claims.size() == 1 && claim.world == world;
+    if (claim.world == 1 || says_the_same) continue;
+    return Error(
+        absl::StatusCode::kInvalidArgument,
+        "contradictory environment: {} ({}), while -n {} starts a world of its own in each "
+        "of these {} processes: unset the variables, or start workers with one launcher "
+        "only",
+        claim.Text(), NameOf(claim.launcher), world, claim.world);
+  }
+  return absl::OkStatus();
 }
 
 absl::Status CheckSurroundings(int world) {
@@ -262,21 +330,14 @@ absl::Status CheckSurroundings(int world) {
     return Error(absl::StatusCode::kNotFound,
                  "the working directory was removed: an existing one wanted");
   }
-  const char* other_world = std::getenv("WORLD_SIZE");
-  // A worker of ours may start a job of its own; its variables are replaced.
-  if (other_world == nullptr || std::getenv("OUTLAST_RUN_ID") != nullptr) return absl::OkStatus();
-  if (std::to_string(world) == other_world) return absl::OkStatus();
-  return Error(absl::StatusCode::kInvalidArgument,
-               "contradictory environment: WORLD_SIZE={} was set by another launcher, -n {} starts "
-               "a world of its own here: "
-               "unset WORLD_SIZE, or start workers with one launcher only",
-               other_world, world);
+  return CheckPlace(world, [](const char* name) { return std::getenv(name); });
 }
 
 std::string ToolHelp() {
   return "Usage: outlast COMMAND ...\n"
          "\n"
          "  run      run N copies of a program as one job and keep it running\n"
+         "  env      which launcher's variables are here, and what they mean\n"
          "  report   where the time of a run went, and what it trained\n"
          "  ckpt     list, verify, compare, copy, export and import checkpoints\n"
          "\n"

@@ -10,6 +10,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "outlast/elastic/job.h"
+#include "run/place.h"
 
 namespace outlast {
 
@@ -17,6 +18,13 @@ class Plugins;
 
 // Exit code of what was refused before a worker ran.
 inline constexpr int kExitRefused = 85;
+
+// How the command is run.
+enum class Interpreter {
+  kByName,  // a .py file by python3, else as it is
+  kNone,    // as it is (torchrun's --no-python)
+  kModule,  // as a Python module (torchrun's -m)
+};
 
 struct LaunchOptions {
   JobOptions job;
@@ -26,6 +34,7 @@ struct LaunchOptions {
   bool take_over = false;
   bool stdin_to_rank_0 = false;
   std::vector<std::string> command;  // as given
+  Interpreter interpreter = Interpreter::kByName;
   // Of remote roots; not from the command line. Null: folders alone.
   std::shared_ptr<const Plugins> plugins;
 };
@@ -40,13 +49,17 @@ struct ResolvedCommand {
   std::string program;
   std::vector<std::string> arguments;
 };
-// Finds the command as a shell would, on `path` (PATH); a .py file runs under python3.
-// kNotFound, kPermissionDenied: no such file, not executable; named.
+// Finds the command as a shell would, on `path` (PATH). kNotFound, kPermissionDenied: no such file,
+// not executable; named.
 absl::StatusOr<ResolvedCommand> ResolveCommand(const std::vector<std::string>& command,
-                                               const std::string& path);
+                                               const std::string& path,
+                                               Interpreter interpreter = Interpreter::kByName);
 
 // kInvalidArgument: this process was itself started as one of several ranks by another launcher, so
-// that each would start a world of its own. kNotFound: the working directory is gone.
+// that each would start a world of its own; or what launchers left in its environment is
+// contradictory.
+absl::Status CheckPlace(int world, const Variables& variables);
+// CheckPlace with the process's own. kNotFound: the working directory is gone.
 absl::Status CheckSurroundings(int world);
 
 // The help of the tool as a whole.

@@ -12,6 +12,7 @@
 #include "base/error.h"
 #include "checkpoint/ckpt_tool.h"
 #include "launch/agent.h"
+#include "launch/env_tool.h"
 #include "launch/options.h"
 #include "meter/report.h"
 #include "outlast/base/plugins.h"
@@ -65,7 +66,8 @@ int Run(const std::vector<std::string>& arguments) {
     return Refuse(fits);
   const char* path = std::getenv("PATH");
   auto command =
-      ResolveCommand(options->command, path != nullptr ? path : "/usr/local/bin:/usr/bin:/bin");
+      ResolveCommand(options->command, path != nullptr ? path : "/usr/local/bin:/usr/bin:/bin",
+                     options->interpreter);
   if (!command.ok()) return Refuse(command.status());
 
   const Id128 run_id = Id128::Random();
@@ -89,6 +91,10 @@ int Main(const std::vector<std::string>& arguments) {
   const std::vector<std::string> rest(arguments.begin() + (arguments.empty() ? 0 : 1),
                                       arguments.end());
   if (command == "run") return Run(rest);
+  if (command == "env") {
+    const auto variables = [](const char* name) { return std::getenv(name); };
+    return Shown(RunEnvTool(rest, variables, std::cout, std::cerr));
+  }
   if (command == "report") return Shown(RunReportTool(rest, std::cout, std::cerr));
   if (command == "ckpt")
     return Shown(RunCkptTool(rest, std::cout, std::cerr,

@@ -4,9 +4,11 @@
 #include <cstdlib>
 #include <limits>
 #include <string_view>
+#include <vector>
 
 #include "base/error.h"
 #include "outlast/base/id.h"
+#include "run/place.h"
 
 namespace outlast {
 namespace {
@@ -31,19 +33,6 @@ std::string ReadText(const char* name) {
   return text == nullptr ? "" : text;
 }
 
-absl::Status CheckRanks(const WorkerEnvironment& environment) {
-  if ((std::getenv("RANK") == nullptr) != (std::getenv("WORLD_SIZE") == nullptr)) {
-    return Error(absl::StatusCode::kInvalidArgument,
-                 "RANK and WORLD_SIZE: one is set without the other, both or none wanted");
-  }
-  if (environment.rank >= environment.world) {
-    return Error(absl::StatusCode::kInvalidArgument,
-                 "RANK={} with WORLD_SIZE={}: a rank below the world's size wanted",
-                 environment.rank, environment.world);
-  }
-  return absl::OkStatus();
-}
-
 absl::Status CheckAgent(const WorkerEnvironment& environment) {
   if ((environment.socket_fd >= 0) != (environment.black_box_fd >= 0)) {
     return Error(
@@ -59,17 +48,19 @@ absl::Status CheckAgent(const WorkerEnvironment& environment) {
 
 absl::StatusOr<WorkerEnvironment> WorkerEnvironment::FromProcess() {
   WorkerEnvironment environment;
-  OUTLAST_ASSIGN_OR_RETURN(environment.rank, ReadNumber<int>("RANK", 0, 0));
-  OUTLAST_ASSIGN_OR_RETURN(environment.world, ReadNumber<int>("WORLD_SIZE", 1, 1));
-  OUTLAST_ASSIGN_OR_RETURN(environment.local_rank,
-                           ReadNumber<int>("LOCAL_RANK", environment.rank, 0));
+  OUTLAST_ASSIGN_OR_RETURN(const std::vector<PlaceClaim> claims,
+                           FindPlace([](const char* name) { return std::getenv(name); }));
+  if (!claims.empty()) {
+    environment.rank = claims.front().rank;
+    environment.world = claims.front().world;
+    environment.local_rank = claims.front().local_rank;
+  }
   OUTLAST_ASSIGN_OR_RETURN(environment.socket_fd, ReadNumber<int>("OUTLAST_SOCKET_FD", -1, 0));
   OUTLAST_ASSIGN_OR_RETURN(environment.black_box_fd, ReadNumber<int>("OUTLAST_BLACKBOX_FD", -1, 0));
   OUTLAST_ASSIGN_OR_RETURN(environment.incarnation,
                            ReadNumber<uint64_t>("OUTLAST_INCARNATION", 1, 1));
   environment.run_id = ReadText("OUTLAST_RUN_ID");
   environment.run_dir = ReadText("OUTLAST_RUN_DIR");
-  OUTLAST_RETURN_IF_ERROR(CheckRanks(environment));
   OUTLAST_RETURN_IF_ERROR(CheckAgent(environment));
   return environment;
 }

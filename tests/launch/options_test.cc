@@ -3,6 +3,9 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <map>
+#include <string>
+
 #include "outlast/base/status.h"
 
 namespace outlast {
@@ -104,6 +107,61 @@ TEST(ResolveCommand, NamesACommandThatIsMissingOrNotExecutable) {
             "command '/etc/passwd': the file is not executable");
   EXPECT_THAT(MessageOf(ResolveCommand({"/etc"}, "/bin").status()), HasSubstr("not a file"));
   EXPECT_EQ(ResolveCommand({"no-such.py"}, "/bin").status().code(), absl::StatusCode::kNotFound);
+}
+
+TEST(ParseLaunchOptions, TakesTorchrunsFlags) {
+  std::string help;
+  const auto options = ParseLaunchOptions(
+      {"--nproc_per_node=2", "--nnodes", "1:1", "--rdzv_backend", "c10d", "--rdzv-endpoint=h:1",
+       "--rdzv_id", "7", "--no-python", "train.py", "--nnodes", "9"},
+      &help);
+  ASSERT_TRUE(options.ok()) << options.status();
+  EXPECT_EQ(options->job.world, 2);
+  EXPECT_EQ(options->interpreter, Interpreter::kNone);
+  EXPECT_THAT(options->command, ElementsAre("train.py", "--nnodes", "9"));
+  EXPECT_EQ(ParseLaunchOptions({"-n1", "-m", "pkg.train"}, &help)->interpreter,
+            Interpreter::kModule);
+  EXPECT_GE(ParseLaunchOptions({"-n", "cpu", "x"}, &help)->job.world, 1);
+  EXPECT_GE(ParseLaunchOptions({"-n", "auto", "x"}, &help)->job.world, 1);
+}
+
+TEST(ParseLaunchOptions, RefusesWhatOneMachineCannotDo) {
+  EXPECT_EQ(RefusalOf({"-n1", "--nnodes", "2", "x"}),
+            "--nnodes '2': 1 (several machines are not supported yet) wanted");
+  EXPECT_EQ(RefusalOf({"-n1", "--nnodes=1:4", "x"}),
+            "--nnodes '1:4': 1 (several machines are not supported yet) wanted");
+  EXPECT_EQ(RefusalOf({"-n1", "-m", "--no-python", "x"}), "-m and --no-python: at most one wanted");
+}
+
+TEST(ResolveCommand, RunsAModuleUnderPython) {
+  const auto resolved = ResolveCommand({"pkg.train", "a"}, "/usr/bin:/bin", Interpreter::kModule);
+  ASSERT_TRUE(resolved.ok()) << resolved.status();
+  EXPECT_THAT(resolved->arguments, ElementsAre("python3", "-u", "-m", "pkg.train", "a"));
+}
+
+absl::Status PlaceAllows(int world, std::map<std::string, std::string> set) {
+  return CheckPlace(world, [&](const char* name) {
+    const auto found = set.find(name);
+    return found == set.end() ? nullptr : found->second.c_str();
+  });
+}
+
+TEST(CheckPlace, RefusesAWorldInEachProcessOfAnotherLauncher) {
+  const absl::Status refused = PlaceAllows(
+      4, {{"SLURM_STEP_ID", "0"}, {"SLURM_PROCID", "1"}, {"SLURM_STEP_NUM_TASKS", "2"}});
+  EXPECT_THAT(std::string(MessageOf(refused)),
+              HasSubstr("SLURM_PROCID=1 SLURM_STEP_NUM_TASKS=2 (Slurm step), while -n 4"));
+  EXPECT_FALSE(PlaceAllows(2, {{"PMI_RANK", "0"}, {"PMI_SIZE", "2"}}).ok());
+  EXPECT_FALSE(PlaceAllows(2, {{"RANK", "0"}, {"WORLD_SIZE", "4"}}).ok());
+}
+
+TEST(CheckPlace, AllowsOneTaskOneselfAndAWorkerOfOurs) {
+  EXPECT_TRUE(PlaceAllows(4, {}).ok());
+  EXPECT_TRUE(
+      PlaceAllows(4, {{"SLURM_STEP_ID", "0"}, {"SLURM_PROCID", "0"}, {"SLURM_STEP_NUM_TASKS", "1"}})
+          .ok());
+  EXPECT_TRUE(PlaceAllows(4, {{"RANK", "0"}, {"WORLD_SIZE", "4"}}).ok());
+  EXPECT_TRUE(PlaceAllows(4, {{"OUTLAST_RUN_ID", "x"}, {"RANK", "0"}, {"WORLD_SIZE", "2"}}).ok());
 }
 
 }  // namespace

@@ -1,5 +1,5 @@
-// What a worker finds in its environment: torchrun's names, and OUTLAST_* for what only Outlast
-// knows.
+// What a worker finds in its environment: rank and world by the names of whoever launched it, and
+// OUTLAST_* for what only Outlast knows.
 #pragma once
 
 #include <cstdint>
@@ -9,11 +9,12 @@
 
 namespace outlast {
 
-//   RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE     integers; rank < world
-//   OUTLAST_SOCKET_FD     the SOCK_SEQPACKET descriptor to the agent
-//   OUTLAST_BLACKBOX_FD   the memfd of this rank's black box
-//   OUTLAST_RUN_DIR       RUN_DIR, OUTLAST_RUN_ID its run id (32 hex digits), OUTLAST_INCARNATION
-//   (decimal, from 1)
+//   RANK, WORLD_SIZE, LOCAL_RANK      integers, rank < world: from `outlast run`, torchrun, by
+//   hand; without them those of Open MPI (OMPI_COMM_WORLD_RANK, ...), MPICH (PMI_RANK, ...) or a
+//   Slurm step (SLURM_PROCID, SLURM_STEP_NUM_TASKS, ...). `outlast env` shows what is found, and
+//   why. OUTLAST_SOCKET_FD     the SOCK_SEQPACKET descriptor to the agent OUTLAST_BLACKBOX_FD   the
+//   memfd of this rank's black box OUTLAST_RUN_DIR       RUN_DIR, OUTLAST_RUN_ID its run id (32 hex
+//   digits), OUTLAST_INCARNATION (decimal, from 1)
 struct WorkerEnvironment {
   int rank = 0;
   int world = 1;
@@ -24,8 +25,8 @@ struct WorkerEnvironment {
   std::string run_id;  // hex, empty without an agent
   std::string run_dir;
 
-  // kInvalidArgument: a variable that is no number, a rank outside the world, a socket without a
-  // black box; named.
+  // kInvalidArgument: a variable that is no number, a rank outside the world, ranks by hand that
+  // contradict the launcher's, a socket without a black box; named.
   static absl::StatusOr<WorkerEnvironment> FromProcess();
 };
 
