@@ -16,6 +16,7 @@
 #include "absl/status/statusor.h"
 #include "checkpoint/manifest.h"
 #include "checkpoint/plan.h"
+#include "checkpoint/read_ahead.h"
 #include "outlast/checkpoint/restore.h"
 #include "outlast/checkpoint/state.h"
 #include "store/folder.h"
@@ -55,8 +56,8 @@ struct Damage {
   std::string message;  // with what was found and wanted
 };
 
-// One opened checkpoint. Safe for concurrent use: every call reads with its own descriptor and
-// scratch memory (8 MiB).
+// One opened checkpoint. Safe for concurrent use: every call reads with its own descriptor, scratch
+// memory (16 MiB at most, for chunks of 1 MiB) and two threads that read ahead.
 class CheckpointReader {
  public:
   // Reads manifest and receipts of folder root/checkpoint, and checks all sizes and self CRCs. No
@@ -117,6 +118,8 @@ class CheckpointReader {
   absl::Status AddDemands(const SavedTensor& saved, const SavedTensor::Part& part,
                           const Region& region, const Box& common,
                           std::vector<Demand>& demands) const;
+  static std::vector<Stretch> BlocksOf(std::span<Demand* const> demands, uint64_t chunk_bytes,
+                                       uint64_t block_bytes, uint64_t file_bytes);
   absl::Status ReadFile(uint32_t rank, std::span<Demand> all, IoMode mode) const;
   absl::Status ReadTargets(std::span<const Target> targets, IoMode mode) const;
 
