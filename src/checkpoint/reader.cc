@@ -188,6 +188,14 @@ std::string WhyHeaderDiffers(const SafetensorsFile& file, const Receipt& receipt
   return "";
 }
 
+std::vector<WantedTensor> WantedBy(const StateView& state) {
+  std::vector<WantedTensor> wanted;
+  wanted.reserve(state.regions.size());
+  for (const Region& region : state.regions)
+    wanted.push_back({region.name, region.dtype, region.global});
+  return wanted;
+}
+
 Box BoxOf(const Region& region) { return {OffsetOf(region), region.extent}; }
 
 std::string Names(const std::vector<std::string>& names) {
@@ -299,12 +307,14 @@ absl::Status CheckpointReader::IndexTensors() {
     for (const SavedBox& box : receipt.tensors) refs.push_back({&box, receipt.rank});
     for (const auto& [name, of] : receipt.aliases) aliases.emplace(name, of);
   }
-  std::ranges::stable_sort(refs, {},
-                           [](const Ref& ref) { return std::string_view(ref.box->name); });
+  const auto name_of = [](const Ref& ref) { return std::string_view(ref.box->name); };
+  // As they are where one rank wrote tensors of one size of element.
+  if (!std::ranges::is_sorted(refs, {}, name_of)) std::ranges::stable_sort(refs, {}, name_of);
   tensors_.reserve(refs.size());
+  parts_.reserve(refs.size());
   for (const auto& [box, rank] : refs) {
     if (tensors_.empty() || tensors_.back().name != box->name)
-      tensors_.push_back({box->name, box->dtype, box->global, {}});
+      tensors_.push_back({box->name, box->dtype, box->global, {parts_.end(), parts_.end()}});
     SavedTensor& tensor = tensors_.back();
     if (tensor.dtype != box->dtype || tensor.global != box->global) {
       return Error(absl::StatusCode::kInvalidArgument,
@@ -312,11 +322,12 @@ absl::Status CheckpointReader::IndexTensors() {
                    tensor.parts[0].rank, NameOf(tensor.dtype), tensor.global.text(), rank,
                    NameOf(box->dtype), box->global.text());
     }
-    tensor.parts.push_back({rank, {box->offset, box->extent}, box->begin, box->end});
+    parts_.push_back({rank, {box->offset, box->extent}, box->begin, box->end});
+    tensor.parts = {tensor.parts.data(), tensor.parts.size() + 1};
   }
-  by_name_.reserve(tensors_.size() + aliases.size());
+  names_ = NameIndex(tensors_.size() + aliases.size());
   for (const SavedTensor& tensor : tensors_) {
-    by_name_.emplace(tensor.name, &tensor);
+    names_.Add(tensor.name);
     if (tensor.parts.size() < 2) continue;
     std::vector<HeldBox> boxes;
     for (const SavedTensor::Part& part : tensor.parts) boxes.push_back({part.rank, part.box});
@@ -325,8 +336,9 @@ absl::Status CheckpointReader::IndexTensors() {
   aliases_.reserve(aliases.size());
   for (const auto& [name, of] : aliases) {
     const SavedTensor* tensor = Find(of);
+    aliased_.push_back(tensor);
     if (tensor == nullptr || tensor->name != of ||
-        !by_name_.emplace(aliases_.emplace_back(name, of).first, tensor).second) {
+        !names_.Add(aliases_.emplace_back(name, of).first).is_new) {
       return Error(absl::StatusCode::kInvalidArgument,
                    "alias '{}' of '{}', which is no tensor here", name, of);
     }
@@ -335,8 +347,9 @@ absl::Status CheckpointReader::IndexTensors() {
 }
 
 const SavedTensor* CheckpointReader::Find(std::string_view name) const {
-  const auto found = by_name_.find(name);
-  return found == by_name_.end() ? nullptr : found->second;
+  const std::optional<uint32_t> number = names_.Find(name);
+  if (!number) return nullptr;
+  return *number < tensors_.size() ? &tensors_[*number] : aliased_[*number - tensors_.size()];
 }
 
 bool CheckpointReader::Fits(const SavedTensor& saved, DType dtype, const Shape& global,
@@ -347,19 +360,22 @@ bool CheckpointReader::Fits(const SavedTensor& saved, DType dtype, const Shape& 
 }
 
 MatchReport CheckpointReader::Match(const StateView& state, Widening widening) const {
-  std::vector<WantedTensor> wanted;
-  wanted.reserve(state.regions.size());
-  for (const Region& region : state.regions)
-    wanted.push_back({region.name, region.dtype, region.global});
-  return Match(wanted, widening);
+  return Match(WantedBy(state), widening);
 }
 
 MatchReport CheckpointReader::Match(std::span<const WantedTensor> wanted, Widening widening) const {
+  std::vector<const SavedTensor*> found;
+  return Match(wanted, widening, found);
+}
+
+MatchReport CheckpointReader::Match(std::span<const WantedTensor> wanted, Widening widening,
+                                    std::vector<const SavedTensor*>& found) const {
   MatchReport report;
+  found.reserve(wanted.size());
   std::vector<bool> expected(tensors_.size());
   std::set<std::string_view> expected_aliases;
   for (const WantedTensor& tensor : wanted) {
-    const SavedTensor* saved = Find(tensor.name);
+    const SavedTensor* saved = found.emplace_back(Find(tensor.name));
     if (saved == nullptr) {
       report.missing.emplace_back(tensor.name);
       continue;
@@ -392,15 +408,16 @@ absl::StatusOr<MatchReport> CheckpointReader::ReadState(const StateView& state,
                                                         Strictness strictness, IoMode mode,
                                                         Widening widening) const {
   OUTLAST_RETURN_IF_ERROR(state.Validate());
-  MatchReport report = Match(state, widening);
+  std::vector<const SavedTensor*> found;  // by region
+  MatchReport report = Match(WantedBy(state), widening, found);
   if (strictness == Strictness::kStrict)
     OUTLAST_RETURN_IF_ERROR(report.ToStatus(manifest_.checkpoint));
   std::vector<Target> targets;
   targets.reserve(state.regions.size());
-  for (const Region& region : state.regions) {
-    const SavedTensor* saved = Find(region.name);
-    if (saved != nullptr && Fits(*saved, region.dtype, region.global, widening))
-      targets.push_back({&region, saved});
+  for (size_t i = 0; i < state.regions.size(); ++i) {
+    const Region& region = state.regions[i];
+    if (found[i] != nullptr && Fits(*found[i], region.dtype, region.global, widening))
+      targets.push_back({&region, found[i]});
   }
   OUTLAST_RETURN_IF_ERROR(ReadTargets(targets, mode));
   return report;
@@ -466,7 +483,12 @@ absl::Status CheckpointReader::AddDemands(const SavedTensor& saved, const SavedT
 }
 
 absl::Status CheckpointReader::ReadTargets(std::span<const Target> targets, IoMode mode) const {
+  std::vector<size_t> parts(receipts_.size());
+  for (const Target& target : targets) {
+    for (const SavedTensor::Part& part : target.saved->parts) ++parts[part.rank];
+  }
   std::vector<std::vector<Demand>> by_rank(receipts_.size());
+  for (size_t rank = 0; rank < parts.size(); ++rank) by_rank[rank].reserve(parts[rank]);
   for (const Target& target : targets) {
     const Region& region = *target.region;
     const SavedTensor& saved = *target.saved;

@@ -9,11 +9,11 @@
 #include <span>
 #include <string>
 #include <string_view>
-#include <unordered_map>
 #include <vector>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "base/name_index.h"
 #include "checkpoint/manifest.h"
 #include "checkpoint/plan.h"
 #include "checkpoint/read_ahead.h"
@@ -33,7 +33,7 @@ struct SavedTensor {
     Box box;
     uint64_t begin = 0, end = 0;  // in that shard's data section
   };
-  std::vector<Part> parts;  // disjoint
+  std::span<const Part> parts;  // disjoint; borrowed from the reader
 };
 
 // A tensor that some rank of a job expects.
@@ -113,6 +113,8 @@ class CheckpointReader {
   };
   CheckpointReader() = default;
   static bool Fits(const SavedTensor& saved, DType dtype, const Shape& global, Widening widening);
+  MatchReport Match(std::span<const WantedTensor> wanted, Widening widening,
+                    std::vector<const SavedTensor*>& found) const;
   absl::Status Load();
   absl::Status IndexTensors();
   absl::Status AddDemands(const SavedTensor& saved, const SavedTensor::Part& part,
@@ -127,9 +129,11 @@ class CheckpointReader {
   std::string folder_;
   Manifest manifest_;
   std::vector<Receipt> receipts_;
-  std::vector<SavedTensor> tensors_;
-  std::vector<std::pair<std::string, std::string>> aliases_;          // by name
-  std::unordered_map<std::string_view, const SavedTensor*> by_name_;  // aliases too
+  std::vector<SavedTensor> tensors_;  // by name
+  std::vector<SavedTensor::Part> parts_;
+  std::vector<std::pair<std::string, std::string>> aliases_;  // by name
+  NameIndex names_;                                           // of tensors_, then of aliases_
+  std::vector<const SavedTensor*> aliased_;                   // by alias
 };
 
 // Are all files that the manifest names there, with the sizes that they should have, and the
