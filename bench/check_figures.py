@@ -5,10 +5,13 @@ import sys
 
 FIGURES = {
     "restart.kill_to_step_1mb", "restart.kill_to_step_64mb", "restart.steps_lost", "snapshot.copy",
-    "persist.rate", "persist.cpu", "checkpoint.plan", "checkpoint.tiny", "remote.upload", "remote.fetch", "meter.mark", "flight.record",
+    "persist.rate", "persist.cpu", "checkpoint.plan", "checkpoint.tiny", "checkpoint.stall_lazy", "checkpoint.snapshot_eager",
+    "checkpoint.persist", "checkpoint.persist_cpu", "checkpoint.restore_buffer", "checkpoint.restore_disk", "checkpoint.rss_growth",
+    "checkpoint.step_slowdown", "remote.upload", "remote.fetch", "meter.mark", "flight.record",
     "launch.start_2",
 }
 MAY_BE_ZERO = {"restart.steps_lost"}
+DIFFERENCES = {"checkpoint.rss_growth", "checkpoint.step_slowdown"}  # zero and less too
 
 
 def problems(lines):
@@ -18,7 +21,8 @@ def problems(lines):
         name = figure["name"]
         seen.append(name)
         least, value = figure["min"], figure["value"]
-        if not (least <= value <= figure["max"]) or least < 0 or (value == 0 and name not in MAY_BE_ZERO):
+        is_plausible = name in DIFFERENCES or (least >= 0 and (value > 0 or name in MAY_BE_ZERO))
+        if not least <= value <= figure["max"] or not is_plausible:
             yield f"{name}: value {value}, min {least}, max {figure['max']}"
         if figure["n"] < 1 or not figure["unit"] or not isinstance(figure["ok"], bool):
             yield f"{name}: n, unit or ok: {line.strip()}"

@@ -1,4 +1,4 @@
-// outlast_figures [AREA] [--json FILE] [--dir FOLDER] [--smoke]
+// outlast_figures [AREA] [--only TEXT,...] [--json FILE] [--peers FILE] [--dir FOLDER] [--smoke]
 #include "figures/figures.h"
 
 #include <fcntl.h>
@@ -12,6 +12,7 @@
 #include <algorithm>
 #include <cmath>
 #include <filesystem>
+#include <fstream>
 #include <map>
 #include <nlohmann/json.hpp>
 
@@ -23,6 +24,22 @@ namespace {
 nlohmann::json ToJson(const std::optional<Reference>& reference) {
   if (!reference) return nullptr;
   return {{"name", reference->name}, {"value", reference->value}};
+}
+
+// Lines of bench/peers: name, value and what it is of. False: not such a file.
+bool ReadPeers(const std::string& path, Settings& settings) {
+  std::ifstream file(path);
+  std::string line;
+  while (std::getline(file, line)) {
+    const auto figure = nlohmann::json::parse(line, nullptr, false);
+    if (!figure.is_object() || !figure.contains("name") || !figure["name"].is_string() ||
+        !figure.contains("value") || !figure["value"].is_number()) {
+      return false;
+    }
+    const auto name = figure["name"].get<std::string>();
+    settings.peers[name] = {figure.value("of", name), figure["value"].get<double>()};
+  }
+  return !settings.peers.empty();
 }
 
 double LoadAverage() {
@@ -41,7 +58,21 @@ double Quantile(std::vector<double> samples, double share) {
   return std::lerp(samples[low], samples[high], at - std::floor(at));
 }
 
+bool Report::Wants(std::string_view name) const {
+  return only_.empty() || std::any_of(only_.begin(), only_.end(), [&](const std::string& part) {
+           return name.find(part) != std::string_view::npos;
+         });
+}
+
+void Report::Measure(std::initializer_list<std::string_view> names,
+                     const std::function<absl::Status()>& measure) {
+  if (std::none_of(names.begin(), names.end(), [&](auto name) { return Wants(name); })) return;
+  if (const absl::Status done = measure(); !done.ok())
+    Fail(std::string(*names.begin()), done.ToString());
+}
+
 void Report::Add(const Figure& figure) {
+  if (!Wants(figure.name)) return;
   if (figure.samples.empty()) return Fail(figure.name, "nothing was measured");
   const double value = Quantile(figure.samples, 0.5);
   const auto [min, max] = std::minmax_element(figure.samples.begin(), figure.samples.end());
@@ -77,6 +108,12 @@ void Report::Fail(const std::string& name, const std::string& why) {
   fmt::print(stderr, "{:<26} not measured: {}\n", name, why);
 }
 
+std::optional<Reference> Settings::PeerOf(const std::string& name) const {
+  const auto found = peers.find(name);
+  if (found == peers.end()) return std::nullopt;
+  return found->second;
+}
+
 std::optional<double> TimeCommand(const std::vector<std::string>& command,
                                   const std::string& output) {
   std::vector<char*> argv;
@@ -109,12 +146,18 @@ int main(int argc, char** argv) {
       {"meter", {MeasureMeter}},
       {"blackbox", {MeasureBlackBox}},
       {"", {MeasureMeter, MeasureBlackBox, MeasureLaunch, MeasureRestart, MeasureCheckpoint}}};
-  std::string area, json_path, folder = std::filesystem::temp_directory_path();
+  std::vector<std::string> only;
+  std::string area, peers, json_path, folder = std::filesystem::temp_directory_path();
   Settings settings;
   CLI::App app("Measures the figures of Outlast and writes one JSON object a line.");
   app.add_option("AREA", area, "launch, run, elastic, checkpoint, meter or blackbox (all)");
   app.add_option("--json", json_path, "Where the lines go (standard output)")->type_name("FILE");
   app.add_option("--dir", folder, "A folder on the disk to measure")->type_name("FOLDER");
+  app.add_option("--only", only, "Only figures whose names contain one of these")
+      ->delimiter(',')
+      ->type_name("TEXT,...");
+  app.add_option("--peers", peers, "What bench/peers/checkpoint.py wrote, to stand beside ours")
+      ->type_name("FILE");
   app.add_flag("--smoke", settings.smoke, "Tiny counts: shows that it works, not how fast");
   CLI11_PARSE(app, argc, argv);
   const auto chosen = areas.find(area);
@@ -133,13 +176,18 @@ int main(int argc, char** argv) {
     fmt::print(stderr, "bench: --dir '{}': a writable folder wanted\n", folder);
     return 2;
   }
+  if (!peers.empty() && !ReadPeers(peers, settings)) {
+    fmt::print(stderr, "bench: --peers '{}': lines of bench/peers/checkpoint.py wanted\n", peers);
+    std::filesystem::remove_all(settings.folder);
+    return 2;
+  }
   std::FILE* json = json_path.empty() ? stdout : std::fopen(json_path.c_str(), "we");
   if (json == nullptr) {
     fmt::print(stderr, "bench: --json '{}': cannot be written\n", json_path);
     std::filesystem::remove_all(settings.folder);
     return 2;
   }
-  Report report(json);
+  Report report(json, only);
   for (const auto measure : chosen->second) measure(settings, report);
   if (json != stdout) std::fclose(json);
   std::filesystem::remove_all(settings.folder);

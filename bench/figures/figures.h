@@ -3,9 +3,14 @@
 
 #include <cstdio>
 #include <functional>
+#include <initializer_list>
+#include <map>
 #include <optional>
 #include <string>
+#include <string_view>
 #include <vector>
+
+#include "absl/status/status.h"
 
 namespace outlast::bench {
 
@@ -32,7 +37,14 @@ double Quantile(std::vector<double> samples, double share);
 // Where the figures go: JSON lines for scripts, a readable line each for people (stderr).
 class Report {
  public:
-  explicit Report(std::FILE* json) : json_(json) {}
+  // `only`: the figures whose names contain one of these; empty: all.
+  explicit Report(std::FILE* json, std::vector<std::string> only = {})
+      : json_(json), only_(std::move(only)) {}
+  bool Wants(std::string_view name) const;
+  // Calls `measure` if any of the figures that it adds is wanted; its error fails the first.
+  void Measure(std::initializer_list<std::string_view> names,
+               const std::function<absl::Status()>& measure);
+  // Left out if it is not wanted.
   void Add(const Figure& figure);
   // A figure that could not be measured; the run ends with 1.
   void Fail(const std::string& name, const std::string& why);
@@ -40,17 +52,22 @@ class Report {
 
  private:
   std::FILE* json_;
+  std::vector<std::string> only_;
   bool failed_ = false;
 };
 
 struct Settings {
-  std::string tool, trainer;  // paths of `outlast` and of the restart trainer
-  std::string folder;         // for files; the disk that is measured
-  bool smoke = false;         // tiny counts: whether it works, not how fast
+  std::string tool, trainer;               // paths of `outlast` and of the restart trainer
+  std::string folder;                      // for files; the disk that is measured
+  bool smoke = false;                      // tiny counts: whether it works, not how fast
+  std::map<std::string, Reference> peers;  // what bench/peers measured, by its names
+
+  std::optional<Reference> PeerOf(const std::string& name) const;
 };
 
 void MeasureRestart(const Settings& settings, Report& report);
 void MeasureCheckpoint(const Settings& settings, Report& report);
+void MeasureLargeState(const Settings& settings, Report& report);  // a part of it
 void MeasureLaunch(const Settings& settings, Report& report);
 void MeasureMeter(const Settings& settings, Report& report);
 void MeasureBlackBox(const Settings& settings, Report& report);

@@ -68,6 +68,9 @@ size_t AfterValue(std::string_view json, size_t at) {
 }  // namespace
 
 bool IsUtf8(std::string_view text) {
+  text.remove_prefix(static_cast<size_t>(
+      std::ranges::find_if(text, [](char c) { return static_cast<uint8_t>(c) >= 0x80; }) -
+      text.begin()));  // most names are nothing else
   while (!text.empty()) {
     const size_t bytes = CharacterBytes(text);
     if (bytes == 0) return false;
@@ -76,19 +79,30 @@ bool IsUtf8(std::string_view text) {
   return true;
 }
 
-std::string Quoted(std::string_view text) {
-  std::string quoted = "\"";
-  for (const char c : text) {
-    if (c == '"' || c == '\\') {
-      quoted += '\\';
-      quoted += c;
-    } else if (static_cast<uint8_t>(c) < 0x20) {
-      quoted += fmt::format("\\u{:04x}", static_cast<uint8_t>(c));
-    } else {
-      quoted += c;
+void AppendQuoted(std::string_view text, std::string& json) {
+  const auto is_plain = [](char c) {
+    return c != '"' && c != '\\' && static_cast<uint8_t>(c) >= 0x20;
+  };
+  json += '"';
+  if (std::ranges::all_of(text, is_plain)) {
+    json += text;
+  } else {
+    for (const char c : text) {
+      if (static_cast<uint8_t>(c) < 0x20) {
+        json += fmt::format("\\u{:04x}", static_cast<uint8_t>(c));
+        continue;
+      }
+      if (!is_plain(c)) json += '\\';
+      json += c;
     }
   }
-  return quoted += '"';
+  json += '"';
+}
+
+std::string Quoted(std::string_view text) {
+  std::string quoted;
+  AppendQuoted(text, quoted);
+  return quoted;
 }
 
 int NestingOf(std::string_view json) {

@@ -14,6 +14,7 @@ bool IsUtf8(std::string_view text);
 
 // `text`, which is UTF-8, as a JSON string with its quotes.
 std::string Quoted(std::string_view text);
+void AppendQuoted(std::string_view text, std::string& json);
 
 // Deepest nesting of objects and arrays; brackets in strings do not count. For text of unknown
 // quality, before it is parsed.

@@ -6,9 +6,9 @@
 #include <iterator>
 #include <limits>
 #include <nlohmann/json.hpp>
-#include <unordered_set>
 
 #include "base/error.h"
+#include "base/name_index.h"
 #include "checkpoint/json.h"
 #include "outlast/base/crc32c.h"
 #include "store/folder.h"
@@ -26,6 +26,8 @@ absl::Status Refuse(fmt::format_string<Args...> format, Args&&... args) {
 
 constexpr int64_t kLargestInt = std::numeric_limits<int64_t>::max();
 constexpr std::string_view kSelfCrcMember = ",\"self_crc32c\":\"";
+constexpr size_t kUsualBoxBytes = 160;  // of a box in a receipt
+constexpr size_t kMaxKeyBytes = kMaxNameBytes + 16;
 constexpr size_t kSelfCrcTail = 8 + 3;  // digits, quote, brace, newline
 
 std::string Hex32(uint32_t value) { return fmt::format("{:08x}", value); }
@@ -67,7 +69,8 @@ ordered_json Begin(std::string_view format) { return {{"format", format}, {"vers
 std::string WithSelfCrc(std::string text) {
   text.pop_back();
   text += kSelfCrcMember;
-  return text + Hex32(Crc32c(text)) + "\"}\n";
+  text += Hex32(Crc32c(text)) + "\"}\n";
+  return text;
 }
 
 ordered_json MeshJson(const Mesh& mesh) {
@@ -100,13 +103,40 @@ ordered_json FileJson(const std::optional<ShardFile>& file) {
           {"chunks", chunks}};
 }
 
+template <typename Int>
+void AppendNumber(Int value, std::string& text) {
+  std::array<char, 20> digits;
+  text.append(digits.data(), std::to_chars(digits.begin(), digits.end(), value).ptr);
+}
+
+void AppendNumbers(const Shape& shape, std::string& text) {
+  for (const int64_t length : shape.dimensions()) {
+    AppendNumber(length, text);
+    text += ',';
+  }
+  if (shape.rank() > 0) text.pop_back();
+}
+
+// By hand: a state may have these by the ten thousand, and a format string takes several times as
+// long.
 void AppendBox(const SavedBox& box, std::string& text) {
-  const auto numbers = [](const Shape& shape) { return fmt::join(shape.dimensions(), ","); };
-  fmt::format_to(std::back_inserter(text),
-                 "{{\"name\":{},\"key\":{},\"dtype\":\"{}\",\"shape\":[{}],\"offsets\":[{}],"
-                 "\"extent\":[{}],\"begin\":{},\"end\":{}}}",
-                 Quoted(box.name), Quoted(box.key), NameOf(box.dtype), numbers(box.global),
-                 numbers(box.offset), numbers(box.extent), box.begin, box.end);
+  text += "{\"name\":";
+  AppendQuoted(box.name, text);
+  text += ",\"key\":";
+  AppendQuoted(box.key, text);
+  text += ",\"dtype\":\"";
+  text += NameOf(box.dtype);
+  text += "\",\"shape\":[";
+  AppendNumbers(box.global, text);
+  text += "],\"offsets\":[";
+  AppendNumbers(box.offset, text);
+  text += "],\"extent\":[";
+  AppendNumbers(box.extent, text);
+  text += "],\"begin\":";
+  AppendNumber(box.begin, text);
+  text += ",\"end\":";
+  AppendNumber(box.end, text);
+  text += '}';
 }
 
 bool IsBase64Object(const json& object) {
@@ -354,7 +384,7 @@ SavedBox ReadBox(const json& entry, absl::Status& status) {
   Members members(entry, "outlast.receipt.tensors", status);
   SavedBox box;
   box.name = members.String("name");
-  box.key = members.String("key", kMaxNameBytes + 16);
+  box.key = members.String("key", kMaxKeyBytes);
   const std::optional<DType> dtype = DTypeFromName(members.String("dtype"));
   if (!dtype.has_value()) members.Fail("dtype", "unknown");
   box.dtype = dtype.value_or(DType::kU8);
@@ -376,15 +406,25 @@ std::vector<SavedBox> ReadBoxes(Members& receipt, absl::Status& status) {
   return boxes;
 }
 
-void CheckPlaces(const std::vector<SavedBox>& boxes, Members& receipt) {
-  std::unordered_set<std::string_view> keys;
-  keys.reserve(boxes.size());
+// What is wrong with the boxes together; none: nothing.
+std::optional<const char*> WhyPlacesAreWrong(const std::vector<SavedBox>& boxes) {
+  NameIndex keys(boxes.size());
   uint64_t position = 0;
   for (const SavedBox& box : boxes) {
-    if (box.begin != position) return receipt.Fail("tensors", "a hole or an overlap");
-    if (!keys.insert(box.key).second) return receipt.Fail("tensors", "a key is there twice");
+    if (box.begin != position) return "a hole or an overlap";
+    if (!keys.Add(box.key).is_new) return "a key is there twice";
     position = box.end;
   }
+  return std::nullopt;
+}
+
+// What is wrong with a receipt's boxes and its file; none: nothing.
+std::optional<std::pair<const char*, const char*>> WhyFileIsWrong(const Receipt& receipt) {
+  if (!receipt.file.has_value() && !receipt.tensors.empty())
+    return std::pair("tensors", "boxes without a file");
+  if (receipt.file.has_value() && receipt.data_bytes() + 8 > receipt.file->bytes)
+    return std::pair("file", "fewer bytes than its tensors have");
+  return std::nullopt;
 }
 
 // Reads boxes as AppendBox spells them, which is what our receipts hold by the ten thousand: a tree
@@ -397,10 +437,9 @@ class BoxScanner {
 
   // The boxes up to and with the closing bracket; nullopt: another spelling, or a wrong box.
   std::optional<std::vector<SavedBox>> Scan() {
-    constexpr size_t kUsualBytes = 160;  // of an entry
     std::vector<SavedBox> boxes;
     if (Take("]")) return boxes;
-    boxes.reserve(text_.size() / kUsualBytes);
+    boxes.reserve(text_.size() / kUsualBoxBytes);
     do {
       if (!ScanBox(boxes.emplace_back())) return std::nullopt;
     } while (Take(","));
@@ -419,7 +458,7 @@ class BoxScanner {
   bool ScanBox(SavedBox& box) {
     std::string dtype;
     if (!Take("{\"name\":\"") || !ScanText(box.name, kMaxNameBytes) || !Take(",\"key\":\"") ||
-        !ScanText(box.key, kMaxNameBytes + 16) || !Take(",\"dtype\":\"") || !ScanText(dtype, 32) ||
+        !ScanText(box.key, kMaxKeyBytes) || !Take(",\"dtype\":\"") || !ScanText(dtype, 32) ||
         !Take(",\"shape\":[") || !ScanNumbers(box.global) || !Take(",\"offsets\":[") ||
         !ScanNumbers(box.offset) || !Take(",\"extent\":[") || !ScanNumbers(box.extent) ||
         !Take(",\"begin\":") || !ScanNumber(box.begin) || !Take(",\"end\":") ||
@@ -687,6 +726,9 @@ absl::StatusOr<std::string> ToText(const Receipt& receipt) {
   OUTLAST_ASSIGN_OR_RETURN(std::string text, Dump(object));
   OUTLAST_ASSIGN_OR_RETURN(const std::string extra, ExtraText(receipt.extra));
   text.pop_back();
+  size_t bytes = 0;
+  for (const SavedBox& box : receipt.tensors) bytes += kUsualBoxBytes + 2 * box.name.size();
+  text.reserve(text.size() + extra.size() + bytes);
   text += ",\"tensors\":[";
   for (const SavedBox& box : receipt.tensors) {
     if (!IsUtf8(box.name) || !IsUtf8(box.key))
@@ -825,18 +867,15 @@ absl::StatusOr<Receipt> ParseReceipt(std::string_view text, Tensors tensors) {
   receipt.file = ReadFile(members, receipt.writer, status);
   receipt.tensors = scanned ? std::move(scanned->boxes) : ReadBoxes(members, status);
   if (scanned && !members.Array("tensors").empty()) members.Fail("tensors", "there twice");
-  if (status.ok()) CheckPlaces(receipt.tensors, members);
+  if (const auto why = WhyPlacesAreWrong(receipt.tensors); status.ok() && why)
+    members.Fail("tensors", *why);
   receipt.aliases = ReadAliases(members);
   receipt.extra = ReadExtras(text, members);
   CheckStep(members, receipt.checkpoint, receipt.step);
   if (!IsHex(receipt.plan, 64)) members.Fail("plan", "64 lower-case hex digits wanted");
   if (receipt.rank >= receipt.world || receipt.writer != receipt.rank)
     members.Fail("rank", "not a rank of its world");
-  if (!receipt.file.has_value() && !receipt.tensors.empty())
-    members.Fail("tensors", "boxes without a file");
-  if (receipt.file.has_value() && receipt.data_bytes() + 8 > receipt.file->bytes) {
-    members.Fail("file", "fewer bytes than its tensors have");
-  }
+  if (const auto wrong = WhyFileIsWrong(receipt)) members.Fail(wrong->first, wrong->second);
   OUTLAST_RETURN_IF_ERROR(status);
   return receipt;
 }
@@ -851,6 +890,21 @@ absl::StatusOr<Receipt> ParseReceiptWithoutTensors(std::string_view text) {
   OUTLAST_ASSIGN_OR_RETURN(Receipt receipt, ParseReceipt(text, Tensors::kLeaveOut));
   receipt.tensors.clear();
   return receipt;
+}
+
+absl::Status CheckTensors(const Receipt& receipt) {
+  const auto refuse = [](std::string_view place, std::string_view name, std::string_view why) {
+    return Refuse("outlast.receipt.{}{}: {}", place, name, why);
+  };
+  for (const SavedBox& box : receipt.tensors) {
+    if (box.name.size() > kMaxNameBytes || box.key.size() > kMaxKeyBytes)
+      return refuse("tensors.", "name", "too long");
+    if (const auto wrong = WhyBoxIsWrong(box))
+      return refuse("tensors.", wrong->first, wrong->second);
+  }
+  if (const auto why = WhyPlacesAreWrong(receipt.tensors)) return refuse("", "tensors", *why);
+  if (const auto wrong = WhyFileIsWrong(receipt)) return refuse("", wrong->first, wrong->second);
+  return absl::OkStatus();
 }
 
 absl::StatusOr<Manifest> ParseManifest(std::string_view text) {

@@ -180,4 +180,7 @@ absl::StatusOr<Receipt> ParseReceipt(std::string_view text);
 absl::StatusOr<Receipt> ParseReceiptWithoutTensors(std::string_view text);
 absl::StatusOr<Manifest> ParseManifest(std::string_view text);
 
+// Whether `tensors` are such as ParseReceipt takes, with the error that it would give.
+absl::Status CheckTensors(const Receipt& receipt);
+
 }  // namespace outlast

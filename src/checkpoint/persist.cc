@@ -56,14 +56,17 @@ absl::StatusOr<PersistResult> WriteAndCommit(Root& root, const PersistRequest& r
   common.plan = request.plan;
   PersistResult result;
   result.checkpoint = name;
+  std::vector<Receipt> receipts;
+  std::vector<ReceiptEntry> entries;
   for (uint32_t rank = 0; rank < common.world; ++rank) {
-    OUTLAST_ASSIGN_OR_RETURN(const Receipt receipt,
+    OUTLAST_ASSIGN_OR_RETURN(receipts.emplace_back(),
                              WriteRank(folder, request.ranks[rank], rank, common, request));
-    OUTLAST_RETURN_IF_ERROR(WriteReceipt(folder, receipt).status());
-    if (receipt.file) result.bytes += receipt.file->bytes;
+    OUTLAST_ASSIGN_OR_RETURN(entries.emplace_back(), WriteReceipt(folder, receipts.back()));
+    if (receipts.back().file) result.bytes += receipts.back().file->bytes;
   }
-  OUTLAST_ASSIGN_OR_RETURN(Manifest manifest, root.ComposeManifest(name, common.world));
-  OUTLAST_ASSIGN_OR_RETURN(const Listing listing, root.List(Root::Look::kFiles));
+  OUTLAST_ASSIGN_OR_RETURN(Manifest manifest,
+                           root.ComposeManifest(name, std::move(receipts), std::move(entries)));
+  OUTLAST_ASSIGN_OR_RETURN(const Listing listing, root.List(Root::Look::kManifests));
   manifest.ancestors = root.AncestorsOf(request.parent, listing, request.elsewhere);
   manifest.committed_by = {request.committer, root.claim(), request.generation};
   OUTLAST_RETURN_IF_ERROR(root.Commit(manifest));

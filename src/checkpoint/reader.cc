@@ -1,105 +1,105 @@
 #include "checkpoint/reader.h"
 
-#include <fcntl.h>
-#include <unistd.h>
-
 #include <algorithm>
-#include <cerrno>
 #include <cstring>
 #include <map>
 #include <set>
 #include <utility>
 
 #include "base/error.h"
+#include "checkpoint/read_ahead.h"
 #include "checkpoint/safetensors.h"
 #include "checkpoint/widen.h"
 #include "outlast/base/crc32c.h"
-#include "outlast/base/fd.h"
 #include "outlast/base/memory.h"
+#include "store/direct_reader.h"
 
 namespace outlast {
 namespace {
 
-constexpr uint64_t kReadBytes = uint64_t{8} << 20;
+// A read, and what reads of one file hold together: enough for a drive's full speed.
+constexpr uint64_t kReadBytes = uint64_t{4} << 20;
+constexpr uint64_t kRingBytes = 4 * kReadBytes;
 
-// Reads a shard chunk by chunk, and hands out none before its CRC was checked. For one thread.
+// Reads a shard in blocks of whole chunks, ahead of the one who uses them, and hands out none
+// before its CRCs were checked. For one thread.
 class ChunkReader {
  public:
-  static absl::StatusOr<ChunkReader> Open(const std::string& folder, const ShardFile& file,
-                                          IoMode mode) {
-    ChunkReader reader(folder + "/" + file.name, file);
-    reader.fd_.Reset(open(reader.path_.c_str(), O_RDONLY | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK));
-    if (!reader.fd_.is_open()) return FileError(errno, "open", reader.path_);
-    OUTLAST_ASSIGN_OR_RETURN(const uint64_t bytes, FileBytes(reader.path_));
+  static absl::StatusOr<std::unique_ptr<ChunkReader>> Open(const std::string& folder,
+                                                           const ShardFile& file, IoMode mode) {
+    OUTLAST_ASSIGN_OR_RETURN(auto disk, DirectReader::Open(folder + "/" + file.name, mode));
+    OUTLAST_ASSIGN_OR_RETURN(const uint64_t bytes, FileBytes(disk->path()));
     if (bytes != file.bytes) {
-      return Error(absl::StatusCode::kDataLoss, "{}: {} bytes, its receipt says {}", reader.path_,
+      return Error(absl::StatusCode::kDataLoss, "{}: {} bytes, its receipt says {}", disk->path(),
                    bytes, file.bytes);
     }
-    if (mode == IoMode::kDirect)
-      fcntl(reader.fd_.get(), F_SETFL, fcntl(reader.fd_.get(), F_GETFL) | O_DIRECT);  // a wish
-    const uint64_t chunks = std::max<uint64_t>(1, kReadBytes / file.chunk_bytes);
-    OUTLAST_ASSIGN_OR_RETURN(
-        reader.scratch_,
-        Mapping::Anonymous(std::min(chunks, std::max<uint64_t>(1, file.chunks.size())) *
-                           file.chunk_bytes));
-    return reader;
+    return std::unique_ptr<ChunkReader>(new ChunkReader(std::move(disk), file));
   }
 
-  uint64_t block_bytes() const { return scratch_.size(); }
-  uint64_t chunk_bytes() const { return file_.chunk_bytes; }
+  uint64_t block_bytes() const {
+    return std::max<uint64_t>(1, kReadBytes / file_.chunk_bytes) * file_.chunk_bytes;
+  }
+  // The whole file.
+  std::vector<Stretch> AllBlocks() const {
+    std::vector<Stretch> blocks;
+    for (uint64_t at = 0; at < file_.bytes; at += block_bytes())
+      blocks.push_back({at, std::min(file_.bytes, at + block_bytes())});
+    return blocks;
+  }
 
-  // The bytes from `begin` (a chunk's start) to `end` (a chunk's end, or the file's), at most
-  // block_bytes() of them.
-  absl::StatusOr<std::span<const std::byte>> Read(uint64_t begin, uint64_t end) {
-    OUTLAST_RETURN_IF_ERROR(Fill(begin, end));
-    const std::span<const std::byte> block(scratch_.data(), end - begin);
-    for (uint64_t at = 0; at < block.size(); at += file_.chunk_bytes) {
-      const size_t chunk = (begin + at) / file_.chunk_bytes;
-      const uint32_t found =
-          Crc32c(block.subspan(at, std::min<uint64_t>(file_.chunk_bytes, block.size() - at)));
-      if (found == file_.chunks[chunk]) continue;
-      bad_offset_ = begin + at;
-      return Error(absl::StatusCode::kDataLoss,
-                   "{}: the chunk at byte {} has crc {:08x}, its receipt says {:08x}", path_,
-                   bad_offset_, found, file_.chunks[chunk]);
-    }
+  // What Next hands out: each from a chunk's start to a chunk's end, or the file's, and at most
+  // block_bytes() long.
+  absl::Status Start(std::vector<Stretch> blocks) {
+    blocks_ = blocks;
+    OUTLAST_ASSIGN_OR_RETURN(
+        ahead_, ReadAhead::Start(
+                    std::move(blocks), kRingBytes, [this](const Stretch& stretch, std::byte* into) {
+                      return disk_->Read(stretch.begin, stretch.end - stretch.begin, into);
+                    }));
+    return absl::OkStatus();
+  }
+  // The bytes of the next block, until the next call. An error is this block's alone.
+  absl::StatusOr<std::span<const std::byte>> Next() {
+    const Stretch& stretch = blocks_[next_++];
+    OUTLAST_ASSIGN_OR_RETURN(const std::span<const std::byte> block, ahead_->Next());
+    OUTLAST_RETURN_IF_ERROR(Check(stretch.begin, block));
     return block;
   }
-
-  // Where the last error was found.
-  uint64_t bad_offset() const { return bad_offset_; }
+  // The errors of the chunks of one block, each read by itself.
+  template <typename Report>
+  void ReadEach(const Stretch& block, Report report) {
+    const auto scratch = Mapping::Anonymous(file_.chunk_bytes);
+    if (!scratch.ok()) return report(block.begin, scratch.status());
+    for (uint64_t at = block.begin; at < block.end; at += file_.chunk_bytes) {
+      const Stretch chunk{at, std::min(block.end, at + file_.chunk_bytes)};
+      absl::Status status = disk_->Read(at, chunk.end - at, scratch->data());
+      if (status.ok()) status = Check(at, scratch->bytes().first(chunk.end - chunk.begin));
+      if (!status.ok()) report(at, status);
+    }
+  }
 
  private:
-  ChunkReader(std::string path, const ShardFile& file) : path_(std::move(path)), file_(file) {}
+  ChunkReader(std::unique_ptr<DirectReader> disk, const ShardFile& file)
+      : disk_(std::move(disk)), file_(file) {}
 
-  absl::Status Fill(uint64_t begin, uint64_t end) {
-    uint64_t done = 0;
-    const uint64_t wanted = end - begin;
-    const uint64_t padded = (wanted + kBlockAlignment - 1) / kBlockAlignment * kBlockAlignment;
-    bad_offset_ = begin;
-    while (done < wanted) {
-      const ssize_t count =
-          pread(fd_.get(), scratch_.data() + done, padded - done, static_cast<off_t>(begin + done));
-      if (count < 0 && errno == EINTR) continue;
-      const int flags = fcntl(fd_.get(), F_GETFL);
-      if (count < 0 && errno == EINVAL && (flags & O_DIRECT) != 0) {
-        fcntl(fd_.get(), F_SETFL, flags & ~O_DIRECT);
-        continue;
-      }
-      if (count < 0) return FileError(errno, "read", path_);
-      if (count == 0)
-        return Error(absl::StatusCode::kDataLoss, "{}: ends at byte {}, while it is read", path_,
-                     begin + done);
-      done += static_cast<uint64_t>(count);
+  absl::Status Check(uint64_t begin, std::span<const std::byte> block) const {
+    for (uint64_t at = 0; at < block.size(); at += file_.chunk_bytes) {
+      const uint32_t wanted = file_.chunks[(begin + at) / file_.chunk_bytes];
+      const uint32_t found =
+          Crc32c(block.subspan(at, std::min<uint64_t>(file_.chunk_bytes, block.size() - at)));
+      if (found == wanted) continue;
+      return Error(absl::StatusCode::kDataLoss,
+                   "{}: the chunk at byte {} has crc {:08x}, its receipt says {:08x}",
+                   disk_->path(), begin + at, found, wanted);
     }
     return absl::OkStatus();
   }
 
-  std::string path_;
+  const std::unique_ptr<DirectReader> disk_;
   const ShardFile& file_;
-  UniqueFd fd_;
-  Mapping scratch_;
-  uint64_t bad_offset_ = 0;
+  std::vector<Stretch> blocks_;
+  size_t next_ = 0;
+  std::unique_ptr<ReadAhead> ahead_;  // last: its threads use all of the above
 };
 
 absl::Status LostFile(const absl::Status& status) {
@@ -186,6 +186,14 @@ std::string WhyHeaderDiffers(const SafetensorsFile& file, const Receipt& receipt
       return fmt::format("tensor '{}' is not what the receipt says", box.key.substr(0, 200));
   }
   return "";
+}
+
+std::vector<WantedTensor> WantedBy(const StateView& state) {
+  std::vector<WantedTensor> wanted;
+  wanted.reserve(state.regions.size());
+  for (const Region& region : state.regions)
+    wanted.push_back({region.name, region.dtype, region.global});
+  return wanted;
 }
 
 Box BoxOf(const Region& region) { return {OffsetOf(region), region.extent}; }
@@ -299,12 +307,14 @@ absl::Status CheckpointReader::IndexTensors() {
     for (const SavedBox& box : receipt.tensors) refs.push_back({&box, receipt.rank});
     for (const auto& [name, of] : receipt.aliases) aliases.emplace(name, of);
   }
-  std::ranges::stable_sort(refs, {},
-                           [](const Ref& ref) { return std::string_view(ref.box->name); });
+  const auto name_of = [](const Ref& ref) { return std::string_view(ref.box->name); };
+  // As they are where one rank wrote tensors of one size of element.
+  if (!std::ranges::is_sorted(refs, {}, name_of)) std::ranges::stable_sort(refs, {}, name_of);
   tensors_.reserve(refs.size());
+  parts_.reserve(refs.size());
   for (const auto& [box, rank] : refs) {
     if (tensors_.empty() || tensors_.back().name != box->name)
-      tensors_.push_back({box->name, box->dtype, box->global, {}});
+      tensors_.push_back({box->name, box->dtype, box->global, {parts_.end(), parts_.end()}});
     SavedTensor& tensor = tensors_.back();
     if (tensor.dtype != box->dtype || tensor.global != box->global) {
       return Error(absl::StatusCode::kInvalidArgument,
@@ -312,11 +322,12 @@ absl::Status CheckpointReader::IndexTensors() {
                    tensor.parts[0].rank, NameOf(tensor.dtype), tensor.global.text(), rank,
                    NameOf(box->dtype), box->global.text());
     }
-    tensor.parts.push_back({rank, {box->offset, box->extent}, box->begin, box->end});
+    parts_.push_back({rank, {box->offset, box->extent}, box->begin, box->end});
+    tensor.parts = {tensor.parts.data(), tensor.parts.size() + 1};
   }
-  by_name_.reserve(tensors_.size() + aliases.size());
+  names_ = NameIndex(tensors_.size() + aliases.size());
   for (const SavedTensor& tensor : tensors_) {
-    by_name_.emplace(tensor.name, &tensor);
+    names_.Add(tensor.name);
     if (tensor.parts.size() < 2) continue;
     std::vector<HeldBox> boxes;
     for (const SavedTensor::Part& part : tensor.parts) boxes.push_back({part.rank, part.box});
@@ -325,8 +336,9 @@ absl::Status CheckpointReader::IndexTensors() {
   aliases_.reserve(aliases.size());
   for (const auto& [name, of] : aliases) {
     const SavedTensor* tensor = Find(of);
+    aliased_.push_back(tensor);
     if (tensor == nullptr || tensor->name != of ||
-        !by_name_.emplace(aliases_.emplace_back(name, of).first, tensor).second) {
+        !names_.Add(aliases_.emplace_back(name, of).first).is_new) {
       return Error(absl::StatusCode::kInvalidArgument,
                    "alias '{}' of '{}', which is no tensor here", name, of);
     }
@@ -335,8 +347,9 @@ absl::Status CheckpointReader::IndexTensors() {
 }
 
 const SavedTensor* CheckpointReader::Find(std::string_view name) const {
-  const auto found = by_name_.find(name);
-  return found == by_name_.end() ? nullptr : found->second;
+  const std::optional<uint32_t> number = names_.Find(name);
+  if (!number) return nullptr;
+  return *number < tensors_.size() ? &tensors_[*number] : aliased_[*number - tensors_.size()];
 }
 
 bool CheckpointReader::Fits(const SavedTensor& saved, DType dtype, const Shape& global,
@@ -347,19 +360,22 @@ bool CheckpointReader::Fits(const SavedTensor& saved, DType dtype, const Shape& 
 }
 
 MatchReport CheckpointReader::Match(const StateView& state, Widening widening) const {
-  std::vector<WantedTensor> wanted;
-  wanted.reserve(state.regions.size());
-  for (const Region& region : state.regions)
-    wanted.push_back({region.name, region.dtype, region.global});
-  return Match(wanted, widening);
+  return Match(WantedBy(state), widening);
 }
 
 MatchReport CheckpointReader::Match(std::span<const WantedTensor> wanted, Widening widening) const {
+  std::vector<const SavedTensor*> found;
+  return Match(wanted, widening, found);
+}
+
+MatchReport CheckpointReader::Match(std::span<const WantedTensor> wanted, Widening widening,
+                                    std::vector<const SavedTensor*>& found) const {
   MatchReport report;
+  found.reserve(wanted.size());
   std::vector<bool> expected(tensors_.size());
   std::set<std::string_view> expected_aliases;
   for (const WantedTensor& tensor : wanted) {
-    const SavedTensor* saved = Find(tensor.name);
+    const SavedTensor* saved = found.emplace_back(Find(tensor.name));
     if (saved == nullptr) {
       report.missing.emplace_back(tensor.name);
       continue;
@@ -392,15 +408,16 @@ absl::StatusOr<MatchReport> CheckpointReader::ReadState(const StateView& state,
                                                         Strictness strictness, IoMode mode,
                                                         Widening widening) const {
   OUTLAST_RETURN_IF_ERROR(state.Validate());
-  MatchReport report = Match(state, widening);
+  std::vector<const SavedTensor*> found;  // by region
+  MatchReport report = Match(WantedBy(state), widening, found);
   if (strictness == Strictness::kStrict)
     OUTLAST_RETURN_IF_ERROR(report.ToStatus(manifest_.checkpoint));
   std::vector<Target> targets;
   targets.reserve(state.regions.size());
-  for (const Region& region : state.regions) {
-    const SavedTensor* saved = Find(region.name);
-    if (saved != nullptr && Fits(*saved, region.dtype, region.global, widening))
-      targets.push_back({&region, saved});
+  for (size_t i = 0; i < state.regions.size(); ++i) {
+    const Region& region = state.regions[i];
+    if (found[i] != nullptr && Fits(*found[i], region.dtype, region.global, widening))
+      targets.push_back({&region, found[i]});
   }
   OUTLAST_RETURN_IF_ERROR(ReadTargets(targets, mode));
   return report;
@@ -466,7 +483,12 @@ absl::Status CheckpointReader::AddDemands(const SavedTensor& saved, const SavedT
 }
 
 absl::Status CheckpointReader::ReadTargets(std::span<const Target> targets, IoMode mode) const {
+  std::vector<size_t> parts(receipts_.size());
+  for (const Target& target : targets) {
+    for (const SavedTensor::Part& part : target.saved->parts) ++parts[part.rank];
+  }
   std::vector<std::vector<Demand>> by_rank(receipts_.size());
+  for (size_t rank = 0; rank < parts.size(); ++rank) by_rank[rank].reserve(parts[rank]);
   for (const Target& target : targets) {
     const Region& region = *target.region;
     const SavedTensor& saved = *target.saved;
@@ -490,6 +512,33 @@ absl::Status CheckpointReader::ReadTargets(std::span<const Target> targets, IoMo
   return absl::OkStatus();
 }
 
+// The blocks of whole chunks that hold what is demanded, and no others: from the chunk of the first
+// byte still wanted, on over chunks wanted without a gap, `block_bytes` at most.
+std::vector<Stretch> CheckpointReader::BlocksOf(std::span<Demand* const> demands,
+                                                uint64_t chunk_bytes, uint64_t block_bytes,
+                                                uint64_t file_bytes) {
+  const auto round_up = [&](uint64_t byte) {
+    return (byte + chunk_bytes - 1) / chunk_bytes * chunk_bytes;
+  };
+  std::vector<Stretch> blocks;
+  uint64_t position = 0, wanted = 0;  // all before `position` is in a block or not demanded
+  for (size_t next = 0; next < demands.size() || position < wanted;) {
+    if (position >= wanted) {
+      position = std::max(position, demands[next]->begin / chunk_bytes * chunk_bytes);
+      wanted = demands[next++]->end;
+    }
+    const uint64_t limit = std::min(file_bytes, position + block_bytes);
+    while (next < demands.size() && demands[next]->begin < limit &&
+           demands[next]->begin <= round_up(wanted)) {
+      wanted = std::max(wanted, demands[next++]->end);
+    }
+    const uint64_t until = std::min(limit, round_up(wanted));
+    if (until > position) blocks.push_back({position, until});
+    position = until;
+  }
+  return blocks;
+}
+
 absl::Status CheckpointReader::ReadFile(uint32_t rank, std::span<Demand> all, IoMode mode) const {
   if (all.empty()) return absl::OkStatus();
   std::vector<Demand*> demands;
@@ -497,30 +546,19 @@ absl::Status CheckpointReader::ReadFile(uint32_t rank, std::span<Demand> all, Io
   for (Demand& demand : all) demands.push_back(&demand);
   std::ranges::sort(demands, {}, &Demand::begin);
   const ShardFile& file = *receipts_[rank].file;
-  auto reader = ChunkReader::Open(folder_, file, mode);
+  const auto reader = ChunkReader::Open(folder_, file, mode);
   if (!reader.ok()) return LostFile(reader.status());
-  const uint64_t chunk = reader->chunk_bytes();
+  const std::vector<Stretch> blocks =
+      BlocksOf(demands, file.chunk_bytes, (*reader)->block_bytes(), file.bytes);
+  OUTLAST_RETURN_IF_ERROR((*reader)->Start(blocks));
   size_t first = 0;  // all before are done
   size_t next = 0;   // all from here on begin later
-  uint64_t position = 0;
-  const auto round_up = [&](uint64_t byte) { return (byte + chunk - 1) / chunk * chunk; };
-  while (first < demands.size()) {
-    // From the chunk of the first byte still wanted, on over chunks wanted without a gap, one block
-    // at most.
-    if (first == next) position = demands[next]->begin / chunk * chunk;
-    const uint64_t limit = std::min(file.bytes, position + reader->block_bytes());
-    uint64_t wanted = position + 1;
-    for (size_t i = first; i < next; ++i) wanted = std::max(wanted, demands[i]->end);
-    while (next < demands.size() && demands[next]->begin < limit &&
-           demands[next]->begin <= round_up(wanted)) {
-      wanted = std::max(wanted, demands[next++]->end);
-    }
-    const uint64_t until = std::min(limit, round_up(wanted));
-    OUTLAST_ASSIGN_OR_RETURN(const std::span<const std::byte> block, reader->Read(position, until));
+  for (const auto& [begin, end] : blocks) {
+    OUTLAST_ASSIGN_OR_RETURN(const std::span<const std::byte> block, (*reader)->Next());
     bytes_read_.fetch_add(block.size(), std::memory_order_relaxed);
-    for (size_t i = first; i < next; ++i) demands[i]->Take(position, block);
+    while (next < demands.size() && demands[next]->begin < end) ++next;
+    for (size_t i = first; i < next; ++i) demands[i]->Take(begin, block);
     while (first < next && demands[first]->runs.done()) ++first;
-    position = until;
   }
   return absl::OkStatus();
 }
@@ -546,13 +584,13 @@ std::vector<Damage> CheckpointReader::Verify(IoMode mode) const {
 
 absl::Status StreamShard(const std::string& folder, const ShardFile& file,
                          const std::function<absl::Status(std::span<const std::byte>)>& take) {
-  auto reader = ChunkReader::Open(folder, file, IoMode::kDirect);
+  const auto reader = ChunkReader::Open(folder, file, IoMode::kDirect);
   if (!reader.ok()) return LostFile(reader.status());
-  for (uint64_t at = 0; at < file.bytes;) {
-    const uint64_t until = std::min(file.bytes, at + reader->block_bytes());
-    OUTLAST_ASSIGN_OR_RETURN(const std::span<const std::byte> block, reader->Read(at, until));
+  const std::vector<Stretch> blocks = (*reader)->AllBlocks();
+  OUTLAST_RETURN_IF_ERROR((*reader)->Start(blocks));
+  for (size_t i = 0; i < blocks.size(); ++i) {
+    OUTLAST_ASSIGN_OR_RETURN(const std::span<const std::byte> block, (*reader)->Next());
     OUTLAST_RETURN_IF_ERROR(take(block));
-    at = until;
   }
   return absl::OkStatus();
 }
@@ -565,20 +603,18 @@ std::vector<Damage> VerifyShard(const std::string& folder, const Receipt& receip
   const auto add = [&](uint64_t offset, std::string_view message) {
     damages.push_back({file.name, offset, std::string(message)});
   };
-  auto reader = ChunkReader::Open(folder, file, mode);
+  const auto reader = ChunkReader::Open(folder, file, mode);
   if (!reader.ok()) return add(0, MessageOf(reader.status())), damages;
-  // A chunk at a time where a block is bad, so that each bad chunk is named.
-  for (uint64_t at = 0; at < file.bytes;) {
-    const uint64_t until = std::min(file.bytes, at + reader->block_bytes());
-    if (on_bytes) on_bytes(until - at);
-    if (reader->Read(at, until).ok()) {
-      at = until;
-      continue;
-    }
-    for (; at < until; at = std::min(until, at + file.chunk_bytes)) {
-      const auto chunk = reader->Read(at, std::min(until, at + file.chunk_bytes));
-      if (!chunk.ok()) add(at, MessageOf(chunk.status()));
-    }
+  const std::vector<Stretch> blocks = (*reader)->AllBlocks();
+  const absl::Status started = (*reader)->Start(blocks);
+  if (!started.ok()) return add(0, MessageOf(started)), damages;
+  for (const Stretch& block : blocks) {
+    if (on_bytes) on_bytes(block.end - block.begin);
+    if ((*reader)->Next().ok()) continue;
+    // Once more, so that each bad chunk of the block is named.
+    (*reader)->ReadEach(block, [&](uint64_t offset, const absl::Status& status) {
+      add(offset, MessageOf(status));
+    });
   }
   const auto header = ReadSafetensors(folder + "/" + file.name);
   if (!header.ok()) return add(0, MessageOf(header.status())), damages;

@@ -9,13 +9,14 @@
 #include <span>
 #include <string>
 #include <string_view>
-#include <unordered_map>
 #include <vector>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "base/name_index.h"
 #include "checkpoint/manifest.h"
 #include "checkpoint/plan.h"
+#include "checkpoint/read_ahead.h"
 #include "outlast/checkpoint/restore.h"
 #include "outlast/checkpoint/state.h"
 #include "store/folder.h"
@@ -32,7 +33,7 @@ struct SavedTensor {
     Box box;
     uint64_t begin = 0, end = 0;  // in that shard's data section
   };
-  std::vector<Part> parts;  // disjoint
+  std::span<const Part> parts;  // disjoint; borrowed from the reader
 };
 
 // A tensor that some rank of a job expects.
@@ -55,8 +56,8 @@ struct Damage {
   std::string message;  // with what was found and wanted
 };
 
-// One opened checkpoint. Safe for concurrent use: every call reads with its own descriptor and
-// scratch memory (8 MiB).
+// One opened checkpoint. Safe for concurrent use: every call reads with its own descriptor, scratch
+// memory (16 MiB at most, for chunks of 1 MiB) and two threads that read ahead.
 class CheckpointReader {
  public:
   // Reads manifest and receipts of folder root/checkpoint, and checks all sizes and self CRCs. No
@@ -112,11 +113,15 @@ class CheckpointReader {
   };
   CheckpointReader() = default;
   static bool Fits(const SavedTensor& saved, DType dtype, const Shape& global, Widening widening);
+  MatchReport Match(std::span<const WantedTensor> wanted, Widening widening,
+                    std::vector<const SavedTensor*>& found) const;
   absl::Status Load();
   absl::Status IndexTensors();
   absl::Status AddDemands(const SavedTensor& saved, const SavedTensor::Part& part,
                           const Region& region, const Box& common,
                           std::vector<Demand>& demands) const;
+  static std::vector<Stretch> BlocksOf(std::span<Demand* const> demands, uint64_t chunk_bytes,
+                                       uint64_t block_bytes, uint64_t file_bytes);
   absl::Status ReadFile(uint32_t rank, std::span<Demand> all, IoMode mode) const;
   absl::Status ReadTargets(std::span<const Target> targets, IoMode mode) const;
 
@@ -124,9 +129,11 @@ class CheckpointReader {
   std::string folder_;
   Manifest manifest_;
   std::vector<Receipt> receipts_;
-  std::vector<SavedTensor> tensors_;
-  std::vector<std::pair<std::string, std::string>> aliases_;          // by name
-  std::unordered_map<std::string_view, const SavedTensor*> by_name_;  // aliases too
+  std::vector<SavedTensor> tensors_;  // by name
+  std::vector<SavedTensor::Part> parts_;
+  std::vector<std::pair<std::string, std::string>> aliases_;  // by name
+  NameIndex names_;                                           // of tensors_, then of aliases_
+  std::vector<const SavedTensor*> aliased_;                   // by alias
 };
 
 // Are all files that the manifest names there, with the sizes that they should have, and the

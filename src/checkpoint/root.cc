@@ -8,10 +8,10 @@
 #include <cerrno>
 #include <cstdio>
 #include <set>
-#include <unordered_set>
 #include <utility>
 
 #include "base/error.h"
+#include "base/name_index.h"
 #include "checkpoint/reader.h"
 #include "outlast/base/crc32c.h"
 #include "store/folder.h"
@@ -132,6 +132,7 @@ CheckpointInfo Inspect(const std::string& root, const std::string& name, const I
     return info;
   }
   info.state = CheckpointState::kCommitted;
+  if (look == Root::Look::kManifests) return info;
   const absl::Status files = look == Root::Look::kWhole ? CheckpointReader::Open(folder).status()
                                                         : CheckFiles(folder, *info.manifest);
   if (!files.ok()) MarkDamaged(info, files);
@@ -597,29 +598,44 @@ absl::Status Root::CommitCopy(std::string_view checkpoint, const std::string& te
 }
 
 absl::StatusOr<Manifest> Root::ComposeManifest(std::string_view checkpoint, uint32_t world) const {
-  const std::string folder = PathOf(checkpoint);
-  RollForwardView view;
-  view.name = checkpoint;
-  Manifest manifest;
+  std::vector<Receipt> receipts;
+  std::vector<ReceiptEntry> entries;
   for (uint32_t rank = 0; rank < world; ++rank) {
     const std::string name = ReceiptName(rank);
     const std::string place = fmt::format("{}, rank {} of {}", checkpoint, rank, world);
-    const auto text = ReadSmall(fmt::format("{}/{}", folder, name), kMaxReceiptBytes);
+    const auto text = ReadSmall(fmt::format("{}/{}", PathOf(checkpoint), name), kMaxReceiptBytes);
     if (!text.ok()) return Annotate(text.status(), place);
     auto receipt = ParseReceipt(*text);
     if (!receipt.ok()) return Annotate(receipt.status(), place);
-    if (receipt->file.has_value()) {
-      const auto bytes = FileBytes(folder + "/" + receipt->file->name);
+    entries.push_back({name, text->size(), Crc32c(*text), receipt->data_bytes()});
+    receipts.push_back(*std::move(receipt));
+  }
+  return ComposeManifest(checkpoint, std::move(receipts), std::move(entries));
+}
+
+absl::StatusOr<Manifest> Root::ComposeManifest(std::string_view checkpoint,
+                                               std::vector<Receipt> receipts,
+                                               std::vector<ReceiptEntry> entries) const {
+  RollForwardView view;
+  view.name = checkpoint;
+  Manifest manifest;
+  size_t boxes = 0;
+  for (size_t rank = 0; rank < receipts.size(); ++rank) {
+    Receipt& receipt = receipts[rank];
+    if (receipt.file.has_value()) {
+      const std::string place = fmt::format("{}, rank {} of {}", checkpoint, rank, receipts.size());
+      const auto bytes = FileBytes(fmt::format("{}/{}", PathOf(checkpoint), receipt.file->name));
       if (!bytes.ok()) return Annotate(bytes.status(), place);
-      if (*bytes != receipt->file->bytes) {
+      if (*bytes != receipt.file->bytes) {
         return Error(absl::StatusCode::kDataLoss, "{}: {} has {} bytes, its receipt says {}", place,
-                     receipt->file->name, *bytes, receipt->file->bytes);
+                     receipt.file->name, *bytes, receipt.file->bytes);
       }
     }
-    manifest.receipts.push_back({name, text->size(), Crc32c(*text), receipt->data_bytes()});
-    manifest.bytes += receipt->data_bytes();
-    view.receipts.push_back(std::move(*receipt));
+    manifest.bytes += receipt.data_bytes();
+    boxes += receipt.tensors.size();
+    view.receipts.emplace_back(std::move(receipt));
   }
+  manifest.receipts = std::move(entries);
   // The same questions as for a roll-forward, but for hooks and claims, which the committer answers
   // itself.
   for (auto& receipt : view.receipts) receipt->hooks.clear();
@@ -636,9 +652,9 @@ absl::StatusOr<Manifest> Root::ComposeManifest(std::string_view checkpoint, uint
   manifest.world = first.world;
   manifest.mesh = first.mesh;
   manifest.plan = first.plan;
-  std::unordered_set<std::string_view> names;
+  NameIndex names(boxes);
   for (const auto& receipt : view.receipts) {
-    for (const SavedBox& box : receipt->tensors) names.insert(box.name);
+    for (const SavedBox& box : receipt->tensors) names.Add(box.name);
   }
   manifest.tensors = names.size();
   return manifest;

@@ -218,10 +218,11 @@ class Root {
   // kAborted, naming the owner, once a larger claim of another run exists.
   absl::Status CheckClaim() const;
 
-  // How closely committed checkpoints are looked at. kFiles: manifest, the receipts' checksums, the
+  // How closely committed checkpoints are looked at. kManifests: the manifest alone, as who only
+  // follows the chain needs it. kFiles: manifest, the receipts' checksums, the
   // sizes of all files; a save need not read the tables of older ones again. kWhole: the receipts'
   // tensors too.
-  enum class Look : uint8_t { kFiles, kWhole };
+  enum class Look : uint8_t { kManifests, kFiles, kWhole };
   // Everything in the root. A failed listing is an error.
   absl::StatusOr<Listing> List(Look look = Look::kWhole) const;
 
@@ -241,6 +242,11 @@ class Root {
   // `committed_by` comes from them. kDataLoss, kInvalidArgument: they are not whole or not of one
   // save, naming the rank.
   absl::StatusOr<Manifest> ComposeManifest(std::string_view checkpoint, uint32_t world) const;
+  // The same from receipts that the caller wrote itself, by rank, with what WriteReceipt said of
+  // each: their text is not read again.
+  absl::StatusOr<Manifest> ComposeManifest(std::string_view checkpoint,
+                                           std::vector<Receipt> receipts,
+                                           std::vector<ReceiptEntry> entries) const;
   // Ancestors for a child of `parent`: those of the parent that still stand, here or (`elsewhere`)
   // in another tier, the parent first.
   std::vector<std::string> AncestorsOf(const std::optional<std::string>& parent,

@@ -1,10 +1,10 @@
 #include "outlast/checkpoint/state.h"
 
 #include <algorithm>
-#include <unordered_set>
 #include <vector>
 
 #include "base/error.h"
+#include "base/name_index.h"
 #include "checkpoint/json.h"
 #include "checkpoint/overlap.h"
 #include "checkpoint/safetensors.h"
@@ -135,11 +135,10 @@ absl::StatusOr<uint64_t> MemoryBytesOf(DType dtype, const Shape& extent, const S
 }
 
 absl::Status StateView::Validate() const {
-  std::unordered_set<std::string_view> names;
-  names.reserve(regions.size());
+  NameIndex names(regions.size());
   for (const Region& region : regions) {
     OUTLAST_RETURN_IF_ERROR(CheckRegion(region));
-    if (!names.insert(region.name).second) return Refuse(region, "the name is there twice");
+    if (!names.Add(region.name).is_new) return Refuse(region, "the name is there twice");
   }
   if (const auto pair = FindOverlap(*this)) {
     return Refuse(*pair->first,

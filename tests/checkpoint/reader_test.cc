@@ -1,5 +1,6 @@
 #include "checkpoint/reader.h"
 
+#include <fmt/format.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -301,6 +302,74 @@ TEST_F(ReaderTest, NamesFileOffsetAndBothCrcsOfABadChunk) {
   ASSERT_EQ(damages.size(), 2u);
   EXPECT_EQ(damages[0].offset, uint64_t{2} << 20);
   EXPECT_EQ(damages[1].offset, uint64_t{3} << 20);
+}
+
+// 40 MB are ten reads: the disk is some of them ahead of the bad one.
+TEST_F(ReaderTest, ABadChunkEndsARestoreThatReadsAheadOfIt) {
+  OwnedState state;
+  state.Add("a", DType::kU8, {40'000'000});
+  const std::vector<OwnedState> ranks = Ranks(std::move(state));
+  const auto reader = SaveAndOpen(ranks);
+  const std::string path = path_ + "/w00000.safetensors";
+  const std::string whole = ReadFileText(path);
+  for (const size_t bad : {0, 5 << 20, 20 << 20, 38 << 20}) {
+    std::string content = whole;
+    content[bad + 99] ^= 4;
+    content.back() ^= 1;  // the last chunk too: the first bad one is named
+    WriteFileText(path, content);
+    OwnedState target = ranks[0].Blank();
+
+    const absl::Status status = reader->ReadState(target.view()).status();
+
+    EXPECT_EQ(status.code(), absl::StatusCode::kDataLoss);
+    EXPECT_THAT(std::string(MessageOf(status)),
+                HasSubstr(fmt::format("w00000.safetensors: the chunk at byte {} has crc ", bad)));
+    const auto left = target.view().regions[0].bytes.subspan(std::max<size_t>(bad, 4096) - 4096);
+    EXPECT_TRUE(std::ranges::all_of(left, [](std::byte byte) { return byte == std::byte{0}; }));
+    const std::vector<Damage> damages = VerifyCheckpoint(path_);
+    ASSERT_EQ(damages.size(), bad == 38 << 20 ? 1u : 2u);
+    EXPECT_EQ(damages[0].offset, bad);
+    EXPECT_EQ(damages.back().offset, uint64_t{38} << 20);
+  }
+  WriteFileText(path, whole);
+  EXPECT_THAT(VerifyCheckpoint(path_), IsEmpty());
+}
+
+TEST_F(ReaderTest, AShardThatIsCutAfterTheCheckpointWasOpenedIsDamage) {
+  OwnedState state;
+  state.Add("a", DType::kU8, {9'000'000});
+  const std::vector<OwnedState> ranks = Ranks(std::move(state));
+  const auto reader = SaveAndOpen(ranks);
+  for (const off_t bytes : {off_t{8 << 20}, off_t{0}}) {
+    ASSERT_EQ(truncate((path_ + "/w00000.safetensors").c_str(), bytes), 0);
+    OwnedState target = ranks[0].Blank();
+
+    const absl::Status status = reader->ReadState(target.view()).status();
+
+    EXPECT_EQ(status.code(), absl::StatusCode::kDataLoss);
+    EXPECT_THAT(
+        std::string(MessageOf(status)),
+        HasSubstr(fmt::format("w00000.safetensors: {} bytes, its receipt says 9004096", bytes)));
+    EXPECT_EQ(target.Digest(), ranks[0].Blank().Digest());
+  }
+}
+
+TEST_F(ReaderTest, ReadsNoChunkThatNobodyWants) {
+  // Data begins at byte 4096, so that a tensor of 2 MiB lies in three chunks of 1 MiB.
+  OwnedState state;
+  for (int i = 0; i < 20; ++i) state.Add(fmt::format("t{:02}", i), DType::kU8, {2 << 20});
+  const auto reader = SaveAndOpen(Ranks(std::move(state)));
+  OwnedState some, wanted;
+  for (const int i : {2, 3, 11, 19}) {
+    some.AddZeros(fmt::format("t{:02}", i), DType::kU8, {2 << 20});
+    wanted.Add(fmt::format("t{:02}", i), DType::kU8, {2 << 20});
+  }
+
+  ASSERT_TRUE(reader->ReadState(some.view(), Strictness::kMatching).ok());
+
+  EXPECT_EQ(some.Digest(), wanted.Digest());
+  // Chunks 4 to 8, 22 to 24, and 38 to the last, of 4096 bytes.
+  EXPECT_EQ(reader->bytes_read(), ((5u + 3 + 2) << 20) + 4096);
 }
 
 TEST_F(ReaderTest, RefusesASymlinkInPlaceOfAShard) {
