@@ -167,12 +167,15 @@ class Checkpointer::Impl {
   absl::StatusOr<JobPlan> ReadJobPlan() const;
   absl::Status EnsureBuffers(const StateView& state);
   absl::Status MakeSnapshotter(const Message& answer, const StateView& state);
-  absl::Status RestoreFrom(const Message& chosen, const RestoreChoice& choice,
+  absl::Status RestoreFrom(uint32_t attempt, const Message& chosen, const RestoreChoice& choice,
                            const StateView& state, const RestoreOptions& options);
   absl::Status RestoreFromReplica(const Message& chosen, const RestoreChoice& choice,
                                   const StateView& state) const;
-  absl::Status RestoreFromDisk(const RestoreChoice& choice, const StateView& state,
-                               const RestoreOptions& options);
+  absl::Status RestoreFromDisk(uint32_t attempt, const RestoreChoice& choice,
+                               const StateView& state, const RestoreOptions& options);
+  absl::StatusOr<bool> ReadTogether(uint32_t attempt, const CheckpointReader& reader,
+                                    const StateView& state, Widening widening);
+  absl::StatusOr<Message> Gather(uint32_t attempt, Share share, absl::Duration timeout);
   void RestoreAhead(const Message& message);
   // kMust: waits for a free buffer, and copies at once.
   enum class Urgency : uint8_t { kMaySkip, kMust };
@@ -195,6 +198,7 @@ class Checkpointer::Impl {
   std::vector<Shape> own_strides_;
   std::vector<TensorRow> job_rows_;  // of all ranks, aliases too; without boxes
   std::unique_ptr<Snapshotter> snapshotter_;
+  std::optional<Snapshotter::Borrowed> share_;  // of a restore from files, until all have it
   Extras extras_;
   std::vector<Extras> saved_extras_;
   MatchReport report_;
@@ -377,7 +381,7 @@ absl::StatusOr<int64_t> Checkpointer::Impl::Restore(const StateView& state,
         run_.link().Call(MessageKind::kChoose, run_.generation(),
                          PayloadWriter().Int(attempt).bytes(), choose_timeout));
     OUTLAST_ASSIGN_OR_RETURN(const RestoreChoice choice, RestoreChoice::Decode(chosen.payload));
-    const absl::Status status = RestoreFrom(chosen, choice, state, options);
+    const absl::Status status = RestoreFrom(attempt, chosen, choice, state, options);
     const bool mismatch = status.code() == absl::StatusCode::kInvalidArgument;
     const std::string vote = PayloadWriter()
                                  .Int(attempt)
@@ -387,19 +391,19 @@ absl::StatusOr<int64_t> Checkpointer::Impl::Restore(const StateView& state,
                                  .bytes();
     const absl::Duration deadline =
         kVoteTimeout + absl::Seconds(static_cast<double>(StateBytes(state)) / 50e6);
-    OUTLAST_ASSIGN_OR_RETURN(
-        const Message counted,
-        run_.link().Call(MessageKind::kVote, run_.generation(), vote, deadline));
+    const auto counted = run_.link().Call(MessageKind::kVote, run_.generation(), vote, deadline);
+    share_.reset();  // all have voted, so nobody looks into it any more
+    OUTLAST_RETURN_IF_ERROR(counted.status());
     if (mismatch) return status;
-    if (PayloadReader(counted.payload).Int<uint8_t>() == 0) continue;
+    if (PayloadReader(counted->payload).Int<uint8_t>() == 0) continue;
     updates_are_announced_ = false;
     state_step_ = choice.step;
     return choice.step;
   }
 }
 
-absl::Status Checkpointer::Impl::RestoreFrom(const Message& chosen, const RestoreChoice& choice,
-                                             const StateView& state,
+absl::Status Checkpointer::Impl::RestoreFrom(uint32_t attempt, const Message& chosen,
+                                             const RestoreChoice& choice, const StateView& state,
                                              const RestoreOptions& options) {
   std::string source;
   saved_extras_.clear();
@@ -424,7 +428,7 @@ absl::Status Checkpointer::Impl::RestoreFrom(const Message& chosen, const Restor
     live_ = ahead_ = std::nullopt;
     extras_.clear();
     if (choice.is_of_files()) {
-      OUTLAST_RETURN_IF_ERROR(RestoreFromDisk(choice, state, options));
+      OUTLAST_RETURN_IF_ERROR(RestoreFromDisk(attempt, choice, state, options));
       source = choice.source == RestoreSource::kRemote ? "remote" : "disk";
     }
   }
@@ -487,7 +491,76 @@ bool Checkpointer::Impl::HasMemoryOf(const StateView& state) const {
   });
 }
 
-absl::Status Checkpointer::Impl::RestoreFromDisk(const RestoreChoice& choice,
+// The share of a restore that a rank reads: what it would write.
+StateView ShareOf(const Assignment& assignment, const Buffer& buffer) {
+  StateView state;
+  for (const PlannedItem& item : assignment.image) {
+    state.regions.push_back({item.box.name, item.box.dtype, item.box.global, item.box.offset,
+                             item.box.extent,
+                             buffer.image().subspan(assignment.header.size() + item.box.begin,
+                                                    item.box.end - item.box.begin)});
+  }
+  return state;
+}
+
+absl::StatusOr<Message> Checkpointer::Impl::Gather(uint32_t attempt, Share share,
+                                                   absl::Duration timeout) {
+  const auto buffer = static_cast<uint32_t>(share_ ? share_->index() : 0);
+  return run_.link().Call(MessageKind::kGather, run_.generation(),
+                          PayloadWriter().Int(attempt).Int(share).Int(buffer).bytes(), timeout);
+}
+
+// Each byte is read by one rank of the machine, into a free buffer of its own; the others copy it
+// from there. False: nothing is shared, or somebody has no free buffer. The error's message is
+// empty where a peer could not read its share: that one tells why.
+absl::StatusOr<bool> Checkpointer::Impl::ReadTogether(uint32_t attempt,
+                                                      const CheckpointReader& reader,
+                                                      const StateView& state, Widening widening) {
+  OUTLAST_ASSIGN_OR_RETURN(const JobPlan job, ReadJobPlan());
+  std::vector<Assignment> assignments;
+  for (uint32_t rank = 0; rank < static_cast<uint32_t>(run_.world()); ++rank) {
+    OUTLAST_ASSIGN_OR_RETURN(Assignment assignment, AssignmentOf(job.plan, rank));
+    assignments.push_back(std::move(assignment));
+  }
+  if (std::ranges::all_of(assignments, [](const Assignment& a) { return a.replicated.empty(); }))
+    return false;
+  const auto rank = static_cast<size_t>(run_.rank());
+  const Assignment& own = assignments[rank];
+  share_ = snapshotter_->Borrow();
+  absl::Status read = absl::OkStatus();
+  if (share_) {
+    read = reader
+               .ReadState(ShareOf(own, share_->buffer()), Strictness::kMatching, IoMode::kDirect,
+                          widening)
+               .status();
+  }
+  // A share that is no state (one name twice) is no damage: each then reads its own.
+  const bool cannot = !share_ || absl::IsInvalidArgument(read);
+  const absl::Duration timeout =
+      kVoteTimeout + absl::Seconds(static_cast<double>(StateBytes(state)) / 50e6);
+  OUTLAST_ASSIGN_OR_RETURN(const Message gathered, Gather(attempt,
+                                                          cannot      ? Share::kCannot
+                                                          : read.ok() ? Share::kReady
+                                                                      : Share::kFailed,
+                                                          timeout));
+  const auto all = PayloadReader(gathered.payload).Int<Share>();
+  if (all == Share::kCannot) return false;
+  OUTLAST_RETURN_IF_ERROR(read);
+  if (all != Share::kReady) return MakeStatus(absl::StatusCode::kUnavailable, "");
+  if (gathered.fds.size() != assignments.size())
+    return Error(absl::StatusCode::kInternal, "shares of a restore: {} descriptors, {} wanted",
+                 gathered.fds.size(), assignments.size());
+  for (size_t peer = 0; peer < assignments.size(); ++peer) {
+    OUTLAST_ASSIGN_OR_RETURN(UniqueFd fd, Duplicate(gathered.fds[peer].get()));
+    OUTLAST_ASSIGN_OR_RETURN(const Buffer buffer, Buffer::Open(std::move(fd)));
+    OUTLAST_ASSIGN_OR_RETURN(const CopyPlan plan,
+                             MakeSharePlan(own, assignments[peer], buffer.layout(), state));
+    CopyOut(buffer, plan, state);
+  }
+  return true;
+}
+
+absl::Status Checkpointer::Impl::RestoreFromDisk(uint32_t attempt, const RestoreChoice& choice,
                                                  const StateView& state,
                                                  const RestoreOptions& options) {
   const auto opened = CheckpointReader::Open(choice.folder);
@@ -504,8 +577,18 @@ absl::Status Checkpointer::Impl::RestoreFromDisk(const RestoreChoice& choice,
   MatchReport report = reader->Match(wanted, options.widening);
   if (options.strictness == Strictness::kStrict)
     OUTLAST_RETURN_IF_ERROR(report.ToStatus(reader->manifest().checkpoint));
-  OUTLAST_RETURN_IF_ERROR(
-      reader->ReadState(state, Strictness::kMatching, IoMode::kDirect, options.widening).status());
+  bool is_read = false;
+  if (run_.world() > 1 && report.missing.empty() && report.mismatched.empty()) {
+    OUTLAST_ASSIGN_OR_RETURN(is_read, ReadTogether(attempt, *reader, state, options.widening));
+  }
+  if (!is_read) {
+    OUTLAST_RETURN_IF_ERROR(
+        reader->ReadState(state, Strictness::kMatching, IoMode::kDirect, options.widening)
+            .status());
+  }
+  tally_->Change([&](CheckpointStats& stats) {
+    stats.restore_read_bytes = static_cast<int64_t>(reader->bytes_read());
+  });
   report_ = std::move(report);
   const auto rank = static_cast<uint32_t>(run_.rank());
   const uint32_t world = reader->manifest().world;

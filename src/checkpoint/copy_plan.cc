@@ -1,8 +1,10 @@
 #include "checkpoint/copy_plan.h"
 
+#include <algorithm>
 #include <array>
 #include <map>
 #include <string_view>
+#include <vector>
 
 #include "base/error.h"
 #include "base/stream_copy.h"
@@ -38,6 +40,16 @@ bool HoldsChunk(const Buffer& buffer, const CopyPlan& plan, uint32_t chunk,
   return found == buffer.chunk_crcs()[chunk];
 }
 
+void CopyPieceBack(const CopyPlan& plan, const CopyPiece& piece, uint64_t done,
+                   std::span<const std::byte> from, const StateView& state) {
+  std::byte* region = state.regions[piece.region].bytes.data();
+  if (piece.packer != kNoPacker) {
+    plan.packers[piece.packer].Scatter(from, piece.from + done, region);
+  } else {
+    StreamCopy(region + piece.from + done, from.data(), from.size());
+  }
+}
+
 // Returns the CRC of what was copied.
 uint32_t CopyChunkBack(const Buffer& buffer, const CopyPlan& plan, uint32_t chunk,
                        const StateView& state) {
@@ -45,14 +57,9 @@ uint32_t CopyChunkBack(const Buffer& buffer, const CopyPlan& plan, uint32_t chun
   return PassOverChunk(
       whole, buffer.layout().chunk(chunk), plan.chunks[chunk],
       [&](Crc32cStream& crc, const CopyPiece& piece, uint64_t done, uint64_t bytes) {
-        const std::byte* from = whole.data() + piece.to + done;
-        crc.Update({from, bytes});
-        std::byte* region = state.regions[piece.region].bytes.data();
-        if (piece.packer != kNoPacker) {
-          plan.packers[piece.packer].Scatter({from, bytes}, piece.from + done, region);
-        } else {
-          StreamCopy(region + piece.from + done, from, bytes);
-        }
+        const auto from = whole.subspan(piece.to + done, bytes);
+        crc.Update(from);
+        CopyPieceBack(plan, piece, done, from, state);
       });
 }
 
@@ -154,6 +161,34 @@ absl::StatusOr<CopyPlan> MakeReplicaPlan(const Assignment& own, const Assignment
     }
   }
   return MakeCopyPlan(shared, layout, state);
+}
+
+absl::StatusOr<CopyPlan> MakeSharePlan(const Assignment& own, const Assignment& theirs,
+                                       const BufferLayout& layout, const StateView& state) {
+  Assignment shared = theirs;
+  shared.replicated.clear();
+  if (own.rank != theirs.rank) {
+    std::map<std::string_view, std::vector<const PlannedItem*>> wanted;
+    for (const PlannedItem& item : own.replicated) {
+      if (item.writer == theirs.rank) wanted[item.box.name].push_back(&item);
+    }
+    std::erase_if(shared.image, [&](const PlannedItem& item) {
+      const auto found = wanted.find(item.box.name);
+      return found == wanted.end() ||
+             std::ranges::none_of(found->second, [&](const PlannedItem* mine) {
+               return mine->box.offset == item.box.offset && mine->box.extent == item.box.extent;
+             });
+    });
+  }
+  return MakeCopyPlan(shared, layout, state);
+}
+
+void CopyOut(const Buffer& buffer, const CopyPlan& plan, const StateView& state) {
+  const std::span<std::byte> whole = WholeOf(buffer);
+  for (const auto& pieces : plan.chunks) {
+    for (const CopyPiece& piece : pieces)
+      CopyPieceBack(plan, piece, 0, whole.subspan(piece.to, piece.bytes), state);
+  }
 }
 
 absl::Status CopyBack(const Buffer& buffer, const CopyPlan& plan, int64_t step,

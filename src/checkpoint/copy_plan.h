@@ -42,6 +42,11 @@ absl::StatusOr<CopyPlan> MakeCopyPlan(const Assignment& assignment, const Buffer
 absl::StatusOr<CopyPlan> MakeReplicaPlan(const Assignment& own, const Assignment& theirs,
                                          const BufferLayout& layout, const StateView& state);
 
+// The way from another rank's image into what `own` has as replicated; from one's own image, where
+// `own` and `theirs` are the same rank's, into what that writes.
+absl::StatusOr<CopyPlan> MakeSharePlan(const Assignment& own, const Assignment& theirs,
+                                       const BufferLayout& layout, const StateView& state);
+
 inline constexpr uint64_t kCopyPieceBytes = 16 << 10;  // checksummed, then copied from the cache
 
 // Feeds a chunk of a buffer to the CRC in order; `pass(crc, piece, done, bytes)` does it for each
@@ -64,6 +69,10 @@ uint32_t PassOverChunk(std::span<const std::byte> buffer, const ChunkRange& rang
 }
 
 std::span<std::byte> WholeOf(const Buffer& buffer);
+
+// Copies what a buffer holds into `state`, unchecked: for bytes that were checked on their way into
+// the buffer.
+void CopyOut(const Buffer& buffer, const CopyPlan& plan, const StateView& state);
 
 // What the caller believes of the memory that it restores into.
 enum class Belief : uint8_t {

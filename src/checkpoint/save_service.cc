@@ -101,6 +101,9 @@ bool SaveService::OnMessage(int slot, Message& message) {
     case MessageKind::kChoose:
       OnChoose(slot, message);
       return true;
+    case MessageKind::kGather:
+      OnGather(slot, message);
+      return true;
     case MessageKind::kVote:
       OnVote(slot, message);
       return true;

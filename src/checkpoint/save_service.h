@@ -118,6 +118,12 @@ class SaveService final : public KeeperExtension {
     std::optional<RestoreChoice> choice;
     bool choosing = false;
     std::vector<Waiter> choosers;
+    struct Gatherer {
+      Waiter waiter;
+      Share share;
+      size_t buffer;
+    };
+    std::map<int, Gatherer> gatherers;
     std::map<int, Waiter> voters;
     bool failed = false, mismatch = false;
     bool done = false;   // all ranks hold it
@@ -148,6 +154,7 @@ class SaveService final : public KeeperExtension {
   void OnSkipped(const Message& message);
   void OnFinishAsked(int slot, const Message& message);
   void OnChoose(int slot, const Message& message);
+  void OnGather(int slot, const Message& message);
   void OnVote(int slot, const Message& message);
 
   void DropSave(Save& save, const char* why);

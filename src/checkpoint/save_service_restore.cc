@@ -9,6 +9,8 @@
 namespace outlast {
 namespace {
 
+constexpr int kMaxShares = 250;  // a message carries 253 descriptors (SCM_MAX_FD)
+
 absl::Status Aborted(uint64_t generation) {
   return Error(absl::StatusCode::kAborted, "generation {} ended", generation);
 }
@@ -192,6 +194,33 @@ void SaveService::AnswerChoosers() {
   }
 }
 
+// A barrier: no rank looks into another's buffer before that has its share.
+void SaveService::OnGather(int slot, const Message& message) {
+  PayloadReader reader(message.payload);
+  const auto attempt = reader.Int<uint32_t>();
+  const auto share = reader.Int<Share>();
+  const auto buffer = reader.Int<uint32_t>();
+  if (!reader.ok() || share > Share::kFailed || message.generation < generation_ ||
+      attempt != restoring_.attempt || !restoring_.choice ||
+      (share == Share::kReady && buffer >= buffers_[static_cast<size_t>(slot)].size())) {
+    return keeper_.Answer(slot, message.request, Aborted(message.generation));
+  }
+  restoring_.gatherers[slot] = {{slot, message.request}, share, buffer};
+  if (static_cast<int>(restoring_.gatherers.size()) < members()) return;
+  // A rank whose work is done reads no share.
+  Share all = members() < world_ || world_ > kMaxShares ? Share::kCannot : Share::kReady;
+  std::vector<int> fds;
+  for (const auto& [member, gatherer] : restoring_.gatherers) {
+    all = std::max(all, gatherer.share);
+    if (gatherer.share == Share::kReady)
+      fds.push_back(buffers_[static_cast<size_t>(member)][gatherer.buffer].fd());
+  }
+  if (all != Share::kReady) fds.clear();
+  const std::string answer = PayloadWriter().Int(all).bytes();
+  for (const auto& [member, gatherer] : std::exchange(restoring_.gatherers, {}))
+    keeper_.Answer(member, gatherer.waiter.request, absl::OkStatus(), answer, fds);
+}
+
 void SaveService::OnVote(int slot, const Message& message) {
   PayloadReader reader(message.payload);
   const auto attempt = reader.Int<uint32_t>();
@@ -206,7 +235,8 @@ void SaveService::OnVote(int slot, const Message& message) {
   restoring_.failed = restoring_.failed || !ok;
   restoring_.mismatch = restoring_.mismatch || mismatch;
   if (!ok) {
-    restoring_.passed_over.push_back(fmt::format("rank {}: {}", slot, detail));
+    if (!detail.empty())  // else another rank's failure was its
+      restoring_.passed_over.push_back(fmt::format("rank {}: {}", slot, detail));
     restoring_.tried[slot].insert(slot);
     if (const auto server = restoring_.server.find(slot); server != restoring_.server.end())
       restoring_.tried[slot].insert(server->second);

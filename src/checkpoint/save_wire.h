@@ -11,6 +11,7 @@
 //   kHurry      a rank waits for a save: no rate limit until one has ended            no answer
 //   kFinish     i64 step, u8 FinishAsk -> u8 durable
 //   kChoose     u32 attempt -> RestoreChoice; with served_by one descriptor, of that slot's buffer
+//   kGather     u32 attempt, Share, u32 buffer -> Share; with kReady descriptors: every rank's buffer
 //   kVote       u32 attempt, u8 ok, u8 mismatch, Text detail -> u8 restored (else choose again with
 //   attempt + 1)
 //   kSaveEvent  i64 step, SaveOutcome, Text error                                     pushed
@@ -48,6 +49,14 @@ enum class SaveOutcome : uint8_t { kFailed = 0, kDurable = 1, kUploadFailed = 2,
 
 // kRemote: a checkpoint that was brought to the local root for this.
 enum class RestoreSource : uint8_t { kNone = 0, kMemory = 1, kDisk = 2, kRemote = 3 };
+
+// How a rank's share of a restore from files went: each byte that several ranks of a machine need
+// is read by one of them, into its buffer.
+enum class Share : uint8_t {
+  kReady = 0,   // it lies in the buffer; as an answer: everybody's does
+  kCannot = 1,  // no buffer is free, say: then each reads all for itself
+  kFailed = 2,  // it could not be read: no rank has this checkpoint
+};
 
 // Where all ranks restore from now.
 struct RestoreChoice {

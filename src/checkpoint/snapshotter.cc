@@ -310,6 +310,13 @@ absl::Status Snapshotter::Restore(int index, uint32_t turn, const StateView& sta
   return CopyBack(buffer, plan_, sealed.header.step, state, belief);
 }
 
+std::optional<Snapshotter::Borrowed> Snapshotter::Borrow() {
+  uint32_t turn = 0;
+  const std::optional<int> picked = PickFree(&turn);
+  if (!picked) return std::nullopt;
+  return Borrowed(buffers_[static_cast<size_t>(*picked)], *picked, turn);
+}
+
 absl::StatusOr<Extras> Snapshotter::ReadExtras(int index) const {
   const Buffer& buffer = buffers_[static_cast<size_t>(index)];
   OUTLAST_ASSIGN_OR_RETURN(const Buffer::Sealed sealed,

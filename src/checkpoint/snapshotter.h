@@ -10,6 +10,7 @@
 #include <string>
 #include <string_view>
 #include <thread>
+#include <utility>
 #include <vector>
 
 #include "absl/status/status.h"
@@ -75,6 +76,35 @@ class Snapshotter {
   // Makes `state` hold a sealed snapshot; no byte counts as restored before its CRC was checked.
   // kDataLoss: a chunk of the snapshot does not match, with its number and CRCs.
   absl::Status Restore(int buffer, uint32_t turn, const StateView& state, Belief belief);
+  // A free buffer as room for something else than a snapshot; it is free again when this goes.
+  class Borrowed {
+   public:
+    Borrowed(const Buffer& buffer, int index, uint32_t turn)
+        : buffer_(&buffer), index_(index), turn_(turn) {}
+    Borrowed(Borrowed&& other) noexcept
+        : buffer_(std::exchange(other.buffer_, nullptr)),
+          index_(other.index_),
+          turn_(other.turn_) {}
+    Borrowed& operator=(Borrowed&& other) noexcept {
+      std::swap(buffer_, other.buffer_);
+      std::swap(index_, other.index_);
+      std::swap(turn_, other.turn_);
+      return *this;
+    }
+    ~Borrowed() {
+      if (buffer_ != nullptr) buffer_->control().Abandon(turn_);
+    }
+    const Buffer& buffer() const { return *buffer_; }
+    int index() const { return index_; }
+
+   private:
+    const Buffer* buffer_;
+    int index_;
+    uint32_t turn_;
+  };
+  // nullopt: none is free. No snapshot may be running.
+  std::optional<Borrowed> Borrow();
+
   // The extras of a sealed snapshot.
   absl::StatusOr<Extras> ReadExtras(int buffer) const;
 

@@ -38,6 +38,7 @@ enum class MessageKind : uint16_t {
   kChoose = 37,
   kVote = 38,
   kHurry = 39,
+  kGather = 40,
   kCheckpointLast = 63,
   // keeper -> worker
   kAnswer =

@@ -1,5 +1,6 @@
 #include "outlast/checkpoint/checkpointer.h"
 
+#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <unistd.h>
 
@@ -189,6 +190,54 @@ TEST(Checkpointer, ASecondInvocationGoesOnFromDisk) {
   EXPECT_EQ(second.restored_from, std::vector<std::string>{"disk"});
   EXPECT_EQ(second.wrong_states, 0);
   EXPECT_EQ(CommittedSteps(folder / "root"), (std::vector<int64_t>{20, 10}));
+}
+
+// 16 MB of weights in four ranks: no chunk is read twice but those that lie across two shares.
+TEST(Checkpointer, ReadsEachByteOnceAMachine) {
+  TempFolder folder;
+  JobSpec spec{.ranks = 4,
+               .steps = 3,
+               .floats = 4'000'000,
+               .checkpoints = {.uri = folder / "root", .every = Every::Steps(3)}};
+  Seen first;
+  RunJob(spec, first);
+  ASSERT_EQ(first.result.exit_code, 0) << first.result.reason;
+
+  Seen second;
+  spec.steps = 4;
+  RunJob(spec, second);
+
+  EXPECT_EQ(second.result.exit_code, 0) << second.result.reason;
+  EXPECT_EQ(second.wrong_states, 0);
+  EXPECT_THAT(second.restored_from, ::testing::ElementsAre("disk"));
+  EXPECT_GE(second.restore_read, 16'000'000);
+  EXPECT_LE(second.restore_read, 16'000'000 + 4 * (2 << 20));
+}
+
+// One share cannot be read: no rank restores from there, and the note names the chunk.
+TEST(Checkpointer, ADamagedShareIsEverybodys) {
+  TempFolder folder;
+  JobSpec spec{.ranks = 3,
+               .steps = 10,
+               .floats = 1'000'000,
+               .checkpoints = {.uri = folder / "root", .every = Every::Steps(5)}};
+  Seen first;
+  RunJob(spec, first);
+  for (const auto& entry : fs::directory_iterator(folder / "root")) {
+    if (!entry.path().filename().string().starts_with("step-000000000010")) continue;
+    std::fstream shard(entry.path() / "w00001.safetensors");
+    shard.seekp(-5, std::ios::end);
+    shard.put('\x55').put('\x2a');
+  }
+
+  Seen second;
+  spec.steps = 12;
+  RunJob(spec, second);
+
+  EXPECT_EQ(second.result.exit_code, 0) << second.result.reason;
+  EXPECT_EQ(second.wrong_states, 0);
+  EXPECT_THAT(second.restored_steps, ::testing::ElementsAre(5));
+  EXPECT_THAT(second.notes, ::testing::Contains(::testing::HasSubstr("w00001.safetensors")));
 }
 
 TEST(Checkpointer, NeverSavesAStateUnderAnOlderStepsName) {

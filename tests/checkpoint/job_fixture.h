@@ -83,6 +83,7 @@ struct Seen {
   std::atomic<int> finished{0};
   std::vector<std::string> restored_from;  // by restore of rank 0
   std::vector<int64_t> restored_steps;
+  std::atomic<int64_t> restore_read{0};  // bytes, by all ranks
   std::vector<std::string> notes;
   std::vector<std::string> failures;
   std::vector<int64_t> durable;
@@ -121,6 +122,7 @@ inline void RunJob(JobSpec spec, Seen& seen) {
     const absl::Status status = run.ForEachGeneration([&](Generation& generation) -> absl::Status {
       OUTLAST_ASSIGN_OR_RETURN(auto group, ShmGroup::Make(generation, run, "grads", 4096));
       OUTLAST_ASSIGN_OR_RETURN(int64_t step, checkpoints->Restore(toy.State()));
+      seen.restore_read += checkpoints->stats().restore_read_bytes;
       if (step == 0) toy = Toy(spec.floats);
       if (!toy.IsStateOf(step)) ++seen.wrong_states;
       if (run.rank() == 0) {

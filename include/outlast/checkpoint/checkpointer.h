@@ -99,6 +99,7 @@ struct CheckpointStats {
   int64_t stall_ns = 0;       // in BeforeUpdate and SaveIfDue, in all
   std::string restored_from;  // "memory", "live", "replica" (a peer's memory), "disk", "remote" or
                               // "" (step 0)
+  int64_t restore_read_bytes = 0;  // that this rank read from files in the last restore
 };
 
 // One a rank. Calls come from the trainer's thread; stats() from any. Owns one copier thread.
