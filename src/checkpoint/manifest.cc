@@ -706,7 +706,15 @@ absl::StatusOr<std::string> ToText(const HooksRecord& hooks) {
   return DumpLine(object);
 }
 
-absl::StatusOr<std::string> ToText(const Receipt& receipt) {
+namespace {
+
+struct ReceiptText {
+  std::string text;
+  size_t list_begin = 0, list_end = 0;  // of the tensors: after each bracket
+};
+
+absl::StatusOr<ReceiptText> Compose(const Receipt& receipt) {
+  ReceiptText result;
   ordered_json object = Begin("outlast.receipt");
   object["job"] = receipt.job.hex();
   object["run"] = receipt.run.hex();
@@ -730,19 +738,31 @@ absl::StatusOr<std::string> ToText(const Receipt& receipt) {
   for (const SavedBox& box : receipt.tensors) bytes += kUsualBoxBytes + 2 * box.name.size();
   text.reserve(text.size() + extra.size() + bytes);
   text += ",\"tensors\":[";
+  result.list_begin = text.size();
   for (const SavedBox& box : receipt.tensors) {
     if (!IsUtf8(box.name) || !IsUtf8(box.key))
       return Refuse("a text for outlast.receipt is not UTF-8");
     if (text.back() != '[') text += ',';
     AppendBox(box, text);
   }
-  text += "],\"aliases\":[";
+  text += ']';
+  result.list_end = text.size();
+  text += ",\"aliases\":[";
   for (const auto& [name, of] : receipt.aliases) {
     if (!IsUtf8(name) || !IsUtf8(of)) return Refuse("a text for outlast.receipt is not UTF-8");
     text += fmt::format("{}[{},{}]", text.back() == '[' ? "" : ",", Quoted(name), Quoted(of));
   }
   text += "],\"extra\":" + extra + "}";
-  return Capped(WithSelfCrc(std::move(text)), kMaxReceiptBytes, "a receipt");
+  OUTLAST_ASSIGN_OR_RETURN(result.text,
+                           Capped(WithSelfCrc(std::move(text)), kMaxReceiptBytes, "a receipt"));
+  return result;
+}
+
+}  // namespace
+
+absl::StatusOr<std::string> ToText(const Receipt& receipt) {
+  OUTLAST_ASSIGN_OR_RETURN(ReceiptText composed, Compose(receipt));
+  return std::move(composed.text);
 }
 
 absl::StatusOr<std::string> ToText(const Manifest& manifest) {
@@ -832,14 +852,14 @@ absl::StatusOr<HooksRecord> ParseHooks(std::string_view text) {
 
 namespace {
 
-enum class Tensors { kRead, kLeaveOut };
-
-absl::StatusOr<Receipt> ParseReceipt(std::string_view text, Tensors tensors) {
+absl::Status CheckReceiptText(std::string_view text) {
   OUTLAST_RETURN_IF_ERROR(CheckSelfCrc(text, "outlast.receipt"));
-  if (text.size() > kMaxReceiptBytes) {
-    return Refuse("outlast.receipt: {} bytes, at most {} wanted", text.size(), kMaxReceiptBytes);
-  }
-  std::optional<Scanned> scanned = tensors == Tensors::kRead ? ScanBoxes(text) : SkipBoxes(text);
+  if (text.size() <= kMaxReceiptBytes) return absl::OkStatus();
+  return Refuse("outlast.receipt: {} bytes, at most {} wanted", text.size(), kMaxReceiptBytes);
+}
+
+// `scanned`: what was read of `text` already.
+absl::StatusOr<Receipt> ReadReceipt(std::string_view text, std::optional<Scanned> scanned) {
   if (scanned) text = scanned->rest;
   OUTLAST_ASSIGN_OR_RETURN(const json object, Parse(text, "outlast.receipt", kMaxReceiptBytes));
   absl::Status status;
@@ -883,28 +903,43 @@ absl::StatusOr<Receipt> ParseReceipt(std::string_view text, Tensors tensors) {
 }  // namespace
 
 absl::StatusOr<Receipt> ParseReceipt(std::string_view text) {
-  return ParseReceipt(text, Tensors::kRead);
+  OUTLAST_RETURN_IF_ERROR(CheckReceiptText(text));
+  return ReadReceipt(text, ScanBoxes(text));
 }
 
 absl::StatusOr<Receipt> ParseReceiptWithoutTensors(std::string_view text) {
-  OUTLAST_ASSIGN_OR_RETURN(Receipt receipt, ParseReceipt(text, Tensors::kLeaveOut));
+  OUTLAST_RETURN_IF_ERROR(CheckReceiptText(text));
+  OUTLAST_ASSIGN_OR_RETURN(Receipt receipt, ReadReceipt(text, SkipBoxes(text)));
   receipt.tensors.clear();
   return receipt;
 }
 
+namespace {
+
+// Whether `tensors` are such as ParseReceipt takes, with the error that it would give.
 absl::Status CheckTensors(const Receipt& receipt) {
   const auto refuse = [](std::string_view place, std::string_view name, std::string_view why) {
     return Refuse("outlast.receipt.{}{}: {}", place, name, why);
   };
   for (const SavedBox& box : receipt.tensors) {
-    if (box.name.size() > kMaxNameBytes || box.key.size() > kMaxKeyBytes)
-      return refuse("tensors.", "name", "too long");
+    if (box.name.size() > kMaxNameBytes) return refuse("tensors.", "name", "too long");
+    if (box.key.size() > kMaxKeyBytes) return refuse("tensors.", "key", "too long");
     if (const auto wrong = WhyBoxIsWrong(box))
       return refuse("tensors.", wrong->first, wrong->second);
   }
   if (const auto why = WhyPlacesAreWrong(receipt.tensors)) return refuse("", "tensors", *why);
   if (const auto wrong = WhyFileIsWrong(receipt)) return refuse("", wrong->first, wrong->second);
   return absl::OkStatus();
+}
+
+}  // namespace
+
+absl::StatusOr<std::string> ToCheckedText(const Receipt& receipt) {
+  OUTLAST_RETURN_IF_ERROR(CheckTensors(receipt));
+  OUTLAST_ASSIGN_OR_RETURN(ReceiptText composed, Compose(receipt));
+  Scanned without{{}, WithoutList(composed.text, composed.list_begin, composed.list_end)};
+  OUTLAST_RETURN_IF_ERROR(ReadReceipt(composed.text, std::move(without)).status());
+  return std::move(composed.text);
 }
 
 absl::StatusOr<Manifest> ParseManifest(std::string_view text) {

@@ -165,6 +165,8 @@ absl::StatusOr<std::string> ToText(const Latest& latest);
 absl::StatusOr<std::string> ToText(const std::vector<QuarantineEntry>& entries);
 absl::StatusOr<std::string> ToText(const HooksRecord& hooks);
 absl::StatusOr<std::string> ToText(const Receipt& receipt);
+// The same for a receipt that ParseReceipt would take; its error for any other.
+absl::StatusOr<std::string> ToCheckedText(const Receipt& receipt);
 absl::StatusOr<std::string> ToText(const Manifest& manifest);
 
 // And back. kDataLoss: the self CRC does not match, or the end is missing. kInvalidArgument: not
@@ -179,8 +181,5 @@ absl::StatusOr<Receipt> ParseReceipt(std::string_view text);
 // The same without `tensors`: neither read nor looked at.
 absl::StatusOr<Receipt> ParseReceiptWithoutTensors(std::string_view text);
 absl::StatusOr<Manifest> ParseManifest(std::string_view text);
-
-// Whether `tensors` are such as ParseReceipt takes, with the error that it would give.
-absl::Status CheckTensors(const Receipt& receipt);
 
 }  // namespace outlast

@@ -194,6 +194,7 @@ std::vector<uint32_t> ChunkCrcs(std::span<const std::byte> bytes) {
 
 std::vector<SavedBox> SavedBoxesOf(const Assignment& assignment) {
   std::vector<SavedBox> boxes;
+  boxes.reserve(assignment.image.size());
   for (const PlannedItem& item : assignment.image) {
     const SafetensorsBox& box = item.box;
     boxes.push_back(
@@ -233,9 +234,7 @@ absl::StatusOr<ShardFile> WriteShard(const std::string& folder, uint32_t writer,
 
 absl::StatusOr<ReceiptEntry> WriteReceipt(const std::string& folder, const Receipt& receipt) {
   // What no reader would take must not stand on disk.
-  OUTLAST_RETURN_IF_ERROR(CheckTensors(receipt));
-  OUTLAST_ASSIGN_OR_RETURN(const std::string text, ToText(receipt));
-  OUTLAST_RETURN_IF_ERROR(ParseReceiptWithoutTensors(text).status());
+  OUTLAST_ASSIGN_OR_RETURN(const std::string text, ToCheckedText(receipt));
   ReceiptEntry entry{ReceiptName(receipt.rank), text.size(), Crc32c(text), receipt.data_bytes()};
   OUTLAST_RETURN_IF_ERROR(CreateWhole(folder, entry.name, text));
   return entry;

@@ -3,6 +3,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <functional>
 #include <random>
 
 #include "checkpoint/json.h"
@@ -116,6 +117,41 @@ TEST(Receipt, RefusesBoxesThatDoNotFit) {
   EXPECT_FALSE(ParseReceipt(Forged(text, "\"bytes\":4104", "\"bytes\":4")).ok());
   EXPECT_FALSE(ParseReceipt(Forged(text, "deadbeef", "deadbeefdeadbeef")).ok());
   EXPECT_FALSE(ParseReceipt(Forged(text, "\"rank\":1", "\"rank\":0")).ok());
+}
+
+// What is written is checked as it is read, and by the same words.
+TEST(Receipt, IsNotWrittenWhereNoReaderWouldTakeIt) {
+  EXPECT_EQ(ToCheckedText(ExampleReceipt()).value(), ToText(ExampleReceipt()).value());
+  const std::vector<std::function<void(Receipt&)>> faults = {
+      [](Receipt& receipt) { receipt.tensors[0].offset = {3}; },
+      [](Receipt& receipt) {
+        receipt.tensors[0].offset = {2, 0};
+      },
+      [](Receipt& receipt) { receipt.tensors[0].end = 9; },
+      [](Receipt& receipt) { receipt.tensors[0].begin = 4, receipt.tensors[0].end = 12; },
+      [](Receipt& receipt) {
+        receipt.tensors.push_back({"v", "w", DType::kU8, {1}, {0}, {1}, 8, 9});
+      },
+      [](Receipt& receipt) { receipt.tensors[0].name.clear(); },
+      [](Receipt& receipt) { receipt.tensors[0].key.assign((16 << 10) + 17, 'k'); },
+      [](Receipt& receipt) { receipt.file->bytes = 4; },
+      [](Receipt& receipt) { receipt.file.reset(); },
+      [](Receipt& receipt) { receipt.file->chunks.push_back(1); },
+      [](Receipt& receipt) { receipt.rank = 0; },
+      [](Receipt& receipt) { receipt.plan = "x"; },
+      [](Receipt& receipt) { receipt.checkpoint = "../step"; },
+  };
+  for (size_t i = 0; i < faults.size(); ++i) {
+    Receipt receipt = ExampleReceipt();
+    faults[i](receipt);
+
+    const absl::Status refused = ToCheckedText(receipt).status();
+
+    const absl::Status wanted = ParseReceipt(ToText(receipt).value()).status();
+    EXPECT_FALSE(wanted.ok()) << i;
+    EXPECT_EQ(refused.code(), wanted.code()) << i;
+    EXPECT_EQ(MessageOf(refused), MessageOf(wanted)) << i;
+  }
 }
 
 // Boxes are read by a scanner that knows only our own spelling, or by the JSON parser: the same
