@@ -16,6 +16,7 @@ import statistics
 import subprocess
 import sys
 import time
+import warnings
 
 HERE = pathlib.Path(__file__).resolve().parent
 VENV = HERE.parent.parent / "build" / "peers-venv"
@@ -147,6 +148,7 @@ def main():
     enter_venv()
     import torch
 
+    warnings.filterwarnings("ignore", message="torch.distributed is disabled")
     each = int(options.bytes) // options.tensors // 4
     generator = torch.Generator().manual_seed(1)
     state = {f"layers.{i}.weight": torch.rand(each, generator=generator) for i in range(options.tensors)}
