@@ -47,6 +47,7 @@
 #include "outlast/elastic/fault.h"
 #include "outlast/elastic/job_options.h"
 #include "outlast/elastic/policy.h"
+#include "outlast/elastic/stop_agreement.h"
 
 namespace outlast {
 
@@ -95,8 +96,6 @@ class Job {
     bool joined = false;    // the present process has
     bool plain = true;      // the last process never joined
     bool finished = false;  // its body returned OK
-    bool asked = false;     // for the stop's step
-    bool on_time = false;   // answered so
     bool sealed = false;    // the stop's step
     absl::Duration spawned_at;
     absl::Duration due = absl::InfiniteDuration();
@@ -137,7 +136,7 @@ class Job {
 
   // Stops and ends (job_stop.cc).
   void BeginStop(int signal, const std::string& reason);
-  void Ask(int64_t step, const std::string& reason);
+  void Ask(int64_t newest_step, const std::string& reason);
   void TryGo();
   void GiveUpStop(const std::string& reason);
   void EndStop();
@@ -191,10 +190,7 @@ class Job {
   int stop_signal_ = 0;
   std::string stop_reason_;
   int interrupts_ = 0;
-  int64_t stop_step_ = 0;
-  int64_t stop_margin_ = 2;
-  bool went_ = false;
-  bool gave_up_ = false;
+  StopAgreement stop_;
   bool plain_was_signalled_ = false;
   absl::Duration seal_due_ = absl::InfiniteDuration();
   absl::Duration kill_due_ = absl::InfiniteDuration();
