@@ -188,8 +188,8 @@ std::string EncodeJournalRecord(const CoordinatorState& state, const JournalPayl
   return bytes;
 }
 
-absl::StatusOr<JournalContent> ReadJournal(std::string_view bytes) {
-  JournalContent content;
+absl::StatusOr<JournalContent> ReadJournal(std::string_view bytes, CoordinatorState from) {
+  JournalContent content{.state = std::move(from)};
   while (content.valid_bytes < bytes.size()) {
     const size_t offset = content.valid_bytes;
     const uint64_t index = content.state.records;
