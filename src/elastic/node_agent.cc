@@ -213,7 +213,7 @@ void NodeAgent::Refill() {
   for (size_t i = 0; i < slots_.size(); ++i) {
     Slot& slot = slots_[i];
     const bool wanted = slot.state == State::kEmpty && slot.rank >= 0 && !slot.held;
-    if (!wanted || slot.plain || std::max(slot.due, no_spawn_before_) > now_) continue;
+    if (!wanted || slot.plain || no_spawn_before_ > now_) continue;
     Spawn(static_cast<int>(i), target_);
     slot.due = now_ + options_.elastic.budget.respawn;
   }
@@ -299,7 +299,7 @@ void NodeAgent::Vacate(Slot& slot) {
   slot.state = State::kEmpty;
   slot.plain = slot.plain && !slot.joined;
   slot.joined = false;
-  slot.due = now_;
+  slot.due = absl::InfiniteDuration();
 }
 
 // --- Deadlines and processes ---
@@ -333,8 +333,6 @@ void NodeAgent::SlotIsDue(int index) {
                            absl::FormatDuration(options_.elastic.budget.reap)));
       }
       return;
-    case State::kEmpty:
-      return;  // Refill looks after it
     default:
       slot.due = absl::InfiniteDuration();
   }
@@ -400,11 +398,9 @@ absl::Duration NodeAgent::Nearest() const {
   absl::Duration nearest = std::min({link_due_, beat_due_, alone_due_, seal_due_, persist_due_,
                                      farewell_due_});
   for (const Slot& slot : slots_) {
-    if (slot.state != State::kEmpty) {
-      nearest = std::min(nearest, slot.due);
-    } else if (is_preparing() && no_spawn_before_ > now_) {
-      nearest = std::min(nearest, no_spawn_before_);
-    }
+    nearest = std::min(nearest, slot.due);
+    const bool backs_off = slot.state == State::kEmpty && is_preparing() && no_spawn_before_ > now_;
+    if (backs_off) nearest = std::min(nearest, no_spawn_before_);
   }
   return nearest;
 }

@@ -160,7 +160,10 @@ void Cluster::Tell(int host, const CoordinatorEvent& event) {
   if (!at.machine || !error_.empty()) return;
   ++events_;
   ++coverage_.coordinator[static_cast<size_t>(at.machine->phase())][IndexOf(event)];
-  if (traces_ && IndexOf(event) != std::size(kCoordinatorEventNames)) {
+  const auto* beat = std::get_if<AgentSaid>(&event);
+  const bool is_dull = std::holds_alternative<TimerFired>(event) ||
+                       (beat != nullptr && std::holds_alternative<control::Beat>(beat->message));
+  if (traces_ && !is_dull) {
     const auto* said = std::get_if<AgentSaid>(&event);
     Trace("coordinator {} in {}: {} {}", at.machine->state().incarnation,
           kPhaseNames[static_cast<size_t>(at.machine->phase())],
@@ -380,8 +383,7 @@ void Cluster::Give(int node, const NodeEvent& event) {
   AgentHost& agent = Agent(node);
   if (!agent.machine || !error_.empty()) return;
   ++events_;
-  const bool stops = agent.stop_step != 0;
-  const size_t role = stops                                      ? 3
+ const size_t role = agent.machine->is_stopping()                                  ? 3
                       : agent.machine->aborted() >= agent.opened && agent.opened > 0 ? 2
                       : agent.opened == 0                        ? 0
                                                                  : 1;
@@ -390,8 +392,6 @@ void Cluster::Give(int node, const NodeEvent& event) {
     Trace("  n{} {}: {}", node, kRoleNames[role], ClusterCoverage::NodeEventName(IndexOf(event)));
   if (const auto* said = std::get_if<CoordinatorSaid>(&event)) {
     if (std::holds_alternative<control::Welcome>(said->message)) agent.ever_welcome = true;
-    if (const auto* stop = std::get_if<control::Stop>(&said->message))
-      agent.stop_step = std::max<int64_t>(1, stop->step);
   }
   const auto actions = agent.machine->Step(
       event, {.now = network_.now() + agent.offset, .newest_step = step_});
@@ -421,7 +421,10 @@ void Cluster::Do(int node, const NodeAction& action) {
               });
             }
           },
-          [&](const SpawnWorker& spawn) { DoSpawn(node, spawn); },
+          [&](const SpawnWorker& spawn) {
+            Trace("  n{} spawns in slot {}", node, spawn.slot);
+            DoSpawn(node, spawn);
+          },
           [&](const AbortGeneration& abort) { DoAbort(node, abort); },
           [&](const OpenGeneration& open) { DoOpen(node, open); },
           [&](const TryCandidate& next) { Restore(node, next.generation, next.candidate); },
@@ -555,12 +558,13 @@ void Cluster::Restore(int node, uint64_t generation, int candidate) {
 void Cluster::DoKill(int node, const outlast::KillWorker& kill) {
   Worker& worker = At(node, kill.slot);
   if (!worker.alive || worker.process != kill.incarnation) return;
-  const bool keeps = Agent(node).machine->rank(kill.slot) >= 0 && Agent(node).stop_step == 0 &&
-                     !Agent(node).exit_code && worker.joined && worker.staged;
-  if (keeps && kill.reason != "asked twice" && !kill.reason.starts_with("node") &&
-      kill.reason.find("away") == std::string::npos && kill.reason.find("again") == std::string::npos)
-    Fail(fmt::format("a survivor on n{} is ended: {}", node, kill.reason));
+  const NodeAgent& machine = *Agent(node).machine;
+  const bool survives = machine.rank(kill.slot) >= 0 && !machine.is_stopping() &&
+                        worker.staged && !worker.doomed;
+  worker.doomed = true;
+  if (survives) Fail(fmt::format("a survivor on n{} is ended: {}", node, kill.reason));
   const bool hard = kill.how == KillHow::kKill;
+  Trace("  n{} {} slot {}: {}", node, hard ? "kills" : "terminates", kill.slot, kill.reason);
   if (hard ? worker.unkillable : worker.ignores_term || worker.unkillable) return;
   OnWorker(node, kill.slot, Some(200), [this, node, slot = kill.slot, hard] {
     Die(node, slot, {.signal = hard ? SIGKILL : SIGTERM, .by_us = true});
@@ -778,6 +782,10 @@ bool Cluster::IsWhole() const {
     const RankRun& run = *commit.map.Find(rank);
     const int slot = run.first_slot + rank - run.first_rank;
     if (std::binary_search(commit.finished.begin(), commit.finished.end(), rank)) continue;
+    const Coordinator* machine = current();
+    if (machine != nullptr && machine->state().generation() == commit.generation &&
+        machine->state().is_finished(rank))
+      continue;
     bool holds = false;
     for (int node = 0; node < nodes(); ++node) {
       const AgentHost& agent = Agent(node);

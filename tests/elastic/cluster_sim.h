@@ -107,6 +107,7 @@ class Cluster {
     uint64_t process = 0;
     bool alive = false, joins = true, joined = false, staged = false, done = false;
     bool ignores_abort = false, ignores_term = false, unkillable = false;
+    bool doomed = false;  // it was sent a signal
     uint64_t left = 0, in = 0;
     int rank = -1;  // in the body
     absl::Duration quiet;
@@ -119,7 +120,6 @@ class Cluster {
     Network::Stream stream = 0;
     uint64_t timer = 0;
     bool ever_welcome = false, misled = false;
-    int64_t stop_step = 0;
     std::optional<int> exit_code;
     absl::Duration offset;  // of its clock
     std::vector<control::HeldSnapshot> held;

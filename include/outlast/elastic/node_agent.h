@@ -110,6 +110,8 @@ class NodeAgent {
 
   uint64_t generation() const { return committed_; }  // newest that it was committed to, 0: none
   uint64_t aborted() const { return aborted_; }       // this one and older ones are unwound
+  // It takes part in a stop, or ends.
+  bool is_stopping() const { return stopping_; }
   bool is_over() const { return is_over_; }
   // The rank that `slot` holds, or is being prepared for; -1: none.
   int rank(int slot) const { return slots_[static_cast<size_t>(slot)].rank; }
@@ -118,7 +120,7 @@ class NodeAgent {
  private:
   enum class Link : uint8_t { kDown, kOpening, kGreeting, kUp };
   enum class State : uint8_t {
-    kEmpty,        // due: not spawned before. held: not before the next round
+    kEmpty,        // held: not filled before the next round
     kStarting,     // runs, not staged; plain ones stay here
     kStaged,       // waits for a generation. due: it left the body by itself
     kActive,       // in the body of the committed generation
