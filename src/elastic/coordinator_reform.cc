@@ -73,6 +73,10 @@ void Coordinator::NodeLost(const std::string& node, uint64_t incarnation,
 }
 
 void Coordinator::Charge(const std::string& node, uint64_t agent, const control::Fault& fault) {
+  const bool going_on = phase_ == CoordinatorPhase::kRunning ||
+                        phase_ == CoordinatorPhase::kSuspect ||
+                        phase_ == CoordinatorPhase::kReforming;
+  if (!going_on) return;
   if (state_.was_faulted(agent, fault.process)) {  // told again
     if (!is_preparing()) Reform(fault.detail);
     return;

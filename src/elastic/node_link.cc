@@ -186,6 +186,7 @@ void NodeAgent::Hear(const control::Prepare& prepare) {
 
 void NodeAgent::Hear(const control::Commit& commit) {
   if (stopping_ || commit.generation < committed_) return;
+  said_bye_ = false;
   if (commit.generation == committed_) {  // told again
     said_committed_ = false;
     return;

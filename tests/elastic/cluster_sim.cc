@@ -410,6 +410,7 @@ void Cluster::Do(int node, const NodeAction& action) {
             Trace("  n{} drops its stream: {}", node, drop.reason);
             if (agent.stream != 0) network_.Close(agent.stream, host(node));
             agent.stream = 0;
+            ++agent.attempt;
           },
           [&](const SendToCoordinator& send) { DoSend(node, send.message); },
           [&](const SayHello& hello) {
@@ -463,12 +464,13 @@ void Cluster::Do(int node, const NodeAction& action) {
 void Cluster::Open(int node) {
   AgentHost& agent = Agent(node);
   const int to = std::exchange(agent.misled, false) ? 2 : coordinator_host_;
-  const uint64_t machine = agent.machine->options().incarnation;
+  const uint64_t attempt = ++agent.attempt;
   network_.Open(
       host(node), to,
-      [this, node, machine](Network::Stream stream) {
+      [this, node, attempt](Network::Stream stream) {
         AgentHost& opens = Agent(node);
-        if (!opens.machine || opens.machine->options().incarnation != machine) return;
+        // One that was given up, and is open after all.
+        if (!opens.machine || opens.attempt != attempt) return network_.Close(stream, host(node));
         opens.stream = stream;
         network_.WhenDown(stream, host(node), [this, node, stream] {
           AgentHost& loses = Agent(node);
@@ -478,7 +480,9 @@ void Cluster::Open(int node) {
         });
         Give(node, StreamUp{});
       },
-      [this, node] { Give(node, StreamDown{}); },
+      [this, node, attempt] {
+        if (Agent(node).attempt == attempt) Give(node, StreamDown{});
+      },
       [this, to, node](Network::Stream stream) { Accept(to, node, stream); });
 }
 

@@ -118,7 +118,7 @@ class Cluster {
     std::vector<int> ranks;     // by slot, of the newest generation that it opened
     uint64_t opened = 0, aborted = 0;
     Network::Stream stream = 0;
-    uint64_t timer = 0;
+    uint64_t timer = 0, attempt = 0;
     bool ever_welcome = false, misled = false;
     std::optional<int> exit_code;
     absl::Duration offset;  // of its clock

@@ -213,7 +213,7 @@ class Schedule {
 };
 
 // Leaves out what the failure does not need, and prints what is left.
-void Explain(uint64_t seed) {
+void Explain(uint64_t seed, bool all) {
   ClusterCoverage ignored;
   std::set<int> without;
   const int faults = Schedule(seed, ignored).faults();
@@ -227,7 +227,7 @@ void Explain(uint64_t seed) {
   const auto& trace = shortest.cluster().trace();
   constexpr size_t kShown = 120;  // of its beginning, and of its end
   for (size_t i = 0; i < trace.size(); ++i) {
-    if (i == kShown && trace.size() > 2 * kShown) {
+    if (i == kShown && trace.size() > 2 * kShown && !all) {
       std::printf("   ... %zu lines ...\n", trace.size() - 2 * kShown);
       i = trace.size() - kShown;
     }
@@ -273,7 +273,7 @@ TEST(ClusterSimulation, KeepsItsInvariantsAndComesToRestWhateverHappens) {
   std::set<int> codes;
   if (const char* replay = std::getenv("OUTLAST_SEED"); replay != nullptr) {
     const uint64_t seed = std::strtoull(replay, nullptr, 10);
-    Explain(seed);
+    Explain(seed, true);
     EXPECT_EQ(Schedule(seed, coverage).Run(false), "");
     return;
   }
@@ -290,7 +290,7 @@ TEST(ClusterSimulation, KeepsItsInvariantsAndComesToRestWhateverHappens) {
       ADD_FAILURE() << "OUTLAST_SEED=" << seed << " replays it: " << error;
       continue;
     }
-    if (!error.empty()) Explain(seed);
+    if (!error.empty()) Explain(seed, false);
     ASSERT_EQ(error, "") << "OUTLAST_SEED=" << seed << " replays it";
     events += schedule.events();
     if (schedule.cluster().job_code()) codes.insert(*schedule.cluster().job_code());
