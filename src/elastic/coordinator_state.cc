@@ -17,7 +17,6 @@ class Folder {
   }
   void operator()(const FormingRecord& record) {
     state_.target = record.target;
-    state_.cause.reset();
   }
   void operator()(const CommittedRecord& record) {
     state_.commit = record.commit;

@@ -115,6 +115,12 @@ void SimNetwork::Arrive(Stream stream, int side, Act deliver) {
   if (link.broken || !link.ends[side].open) return;
   // TCP would send it again for a while; whoever waits longer has lost the stream by then.
   if (is_cut(link.ends[0].host, link.ends[1].host)) return Break(stream);
+  if (At(link.ends[side].host).paused && !std::exchange(link.watched, true)) {
+    After(options_.longest_half_open, [this, stream, host = link.ends[side].host] {
+      links_[stream - 1].watched = false;
+      if (At(host).paused) Break(stream);
+    });
+  }
   RunNow(link.ends[side].host, link.ends[side].epoch, [this, stream, side, deliver] {
     if (links_[stream - 1].ends[side].open) deliver();
   });

@@ -135,6 +135,8 @@ void Cluster::Start(int host, bool foreign) {
   at.host = host;
   at.is_foreign = foreign;
   at.shadow = content->state;
+  if (!foreign && commits_.empty() && at.shadow.generation() > 0)
+    commits_[at.shadow.generation()] = at.shadow.commit;
   at.streams.clear();
   at.machine = std::make_unique<Coordinator>(options_.elastic, content->state,
                                              Id128::FromName(foreign ? "stranger" : "run"));
@@ -588,6 +590,8 @@ void Cluster::DoAskStop(int node, const AskStop& ask) {
 }
 
 void Cluster::DoGoStop(int node, const GoStop& go) {
+  if (went_ != 0 && went_ != go.step) Fail("two steps to stop at");
+  went_ = go.step;
   for (int slot = 0; slot < capacity(node); ++slot) {
     if (!At(node, slot).joined || Moody(4)) continue;
     OnWorker(node, slot, Some(1500), [this, node, slot, step = go.step] {
@@ -737,6 +741,11 @@ void Cluster::Signal(int node, int signal) {
   Trace("signal {} for agent n{}", signal, node);
   network_.RunOn(host(node), absl::ZeroDuration(),
                  [this, node, signal] { Give(node, StopAsked{signal}); });
+}
+
+void Cluster::StopJob(int signal) {
+  network_.RunOn(coordinator_host_, absl::ZeroDuration(),
+                 [this, host = coordinator_host_, signal] { Tell(host, StopAsked{signal}); });
 }
 
 void Cluster::ReportSave(int node, control::SaveOutcome outcome) {

@@ -62,6 +62,7 @@ class Cluster {
   void KillWorker(int node, int slot, ProcessEnd end);
   void GiveVerdict(int node, int slot, bool stopped);
   void Signal(int node, int signal);
+  void StopJob(int signal);  // an operator asks the coordinator
   void LeaveBody(int node, int slot);  // kAborted, which nobody had asked for
   void ReportSave(int node, control::SaveOutcome outcome);
   void FailRestore() { fail_restore_ = true; }
@@ -78,6 +79,10 @@ class Cluster {
 
   // Runs for `time`, or until `done` holds. False when it did not hold in time.
   bool Run(absl::Duration time, const std::function<bool()>& done = nullptr);
+
+  const std::string& journal() const { return journal_; }
+  // What the disk holds before the coordinator starts.
+  void SetJournal(std::string journal) { journal_ = std::move(journal); }
 
   // --- What it sees ---
   Network& network() { return network_; }
@@ -203,6 +208,7 @@ class Cluster {
   int64_t step_ = 0, committed_step_ = 0;
   std::set<std::pair<uint64_t, int>> finished_;  // ranks that entered, and finished
   std::optional<int> job_code_;
+  int64_t went_ = 0;  // the step of a stop's GO
   std::vector<FaultRecord> faults_;
   bool fail_restore_ = false, faulty_ = true;
   int spawns_ = 0;

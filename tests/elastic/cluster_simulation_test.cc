@@ -198,6 +198,7 @@ class Schedule {
     const int signals[] = {SIGTERM, SIGTERM, SIGUSR1, SIGINT, SIGHUP};
     const int signal = signals[how % 5];
     if (!stops_) return;
+    if (how % 7 == 0) return cluster_.StopJob(signal);
     if (how % 2 == 0) return cluster_.Signal(node, signal);
     for (int each = 0; each < cluster_.nodes(); ++each) cluster_.Signal(each, signal);
     if (how % 8 == 1) cluster_.Signal(node, SIGINT);
@@ -235,37 +236,47 @@ void Explain(uint64_t seed, bool all) {
   }
 }
 
-void PrintUncovered(const ClusterCoverage& coverage) {
+// Rows that cannot happen: a start is an event of a new machine; stops are answered while one is
+// under way; nobody speaks to a coordinator that has no generation yet of what comes after one, nor
+// to one that stepped down; a spare has no workers in a body.
+const std::set<std::string> kCannotHappen = {
+    "running/start",        "suspect/start",       "reforming/start",     "draining/start",
+    "ending/start",         "done/start",          "done/timer",          "forming/FAULT",
+    "forming/PREPARED",     "forming/COMMITTED",   "forming/RESTORED",    "forming/STOPPING",
+    "forming/BYE",          "running/STOPPING",    "suspect/STOPPING",    "reforming/STOPPING",
+    "ending/STOPPING",      "spare/finished",      "spare/stopped",       "spare/dying",
+    "spare/answered",       "spare/persisted",     "spare/restored",      "spare/NEXT",
+    "spare/GO",             "spare/COLLECT",       "active/start",        "active/stopped",
+    "active/answered",      "active/persisted",    "active/GO",           "preparing/start",
+    "preparing/stopped",    "preparing/answered",  "preparing/persisted", "preparing/NEXT",
+    "preparing/GO",         "stopping/start",      "stopping/NEXT",
+};
+
+// Prints how many (state, event) rows were seen; returns those that should have been and were not.
+std::vector<std::string> Uncovered(const ClusterCoverage& coverage) {
   int seen = 0, all = 0;
-  std::string missing;
+  std::vector<std::string> missing;
+  const auto look = [&](std::string state, std::string event, int64_t count) {
+    if (event.empty() || state == "stepped down") return;
+    ++all;
+    seen += count > 0 ? 1 : 0;
+    const std::string row = state + "/" + event;
+    if (count == 0 && kCannotHappen.count(row) == 0) missing.push_back(row);
+  };
   for (size_t phase = 0; phase < ClusterCoverage::kPhases; ++phase) {
     for (size_t event = 0; event < ClusterCoverage::kCoordinatorEvents; ++event) {
-      const std::string name = ClusterCoverage::CoordinatorEventName(event);
-      if (name.empty()) continue;
-      ++all;
-      if (coverage.coordinator[phase][event] > 0) {
-        ++seen;
-      } else {
-        missing += std::string(" ") + ClusterCoverage::PhaseName(phase) + "/" + name;
-      }
+      look(ClusterCoverage::PhaseName(phase), ClusterCoverage::CoordinatorEventName(event),
+           coverage.coordinator[phase][event]);
     }
   }
-  std::printf("coordinator: %d of %d (phase, event) rows; without:%s\n", seen, all, missing.c_str());
-  seen = all = 0;
-  missing.clear();
   for (size_t role = 0; role < ClusterCoverage::kRoles; ++role) {
     for (size_t event = 0; event < ClusterCoverage::kNodeEvents; ++event) {
-      const std::string name = ClusterCoverage::NodeEventName(event);
-      if (name.empty()) continue;
-      ++all;
-      if (coverage.node[role][event] > 0) {
-        ++seen;
-      } else {
-        missing += std::string(" ") + ClusterCoverage::RoleName(role) + "/" + name;
-      }
+      look(ClusterCoverage::RoleName(role), ClusterCoverage::NodeEventName(event),
+           coverage.node[role][event]);
     }
   }
-  std::printf("agent: %d of %d (role, event) rows; without:%s\n", seen, all, missing.c_str());
+  std::printf("%d of %d (state, event) rows, %zu cannot happen\n", seen, all, kCannotHappen.size());
+  return missing;
 }
 
 TEST(ClusterSimulation, KeepsItsInvariantsAndComesToRestWhateverHappens) {
@@ -303,7 +314,12 @@ TEST(ClusterSimulation, KeepsItsInvariantsAndComesToRestWhateverHappens) {
               static_cast<double>(events) / seconds);
   for (const int code : codes) std::printf(" %d", code);
   std::printf("\n");
-  PrintUncovered(coverage);
+  const std::vector<std::string> missing = Uncovered(coverage);
+#ifndef OUTLAST_SANITIZED  // those builds have no time for the rare rows
+  for (const std::string& row : missing) ADD_FAILURE() << "never seen: " << row;
+  for (const int code : {0, 80, 81, 82, 83, 84, 85, 88, 129, 130})
+    EXPECT_EQ(codes.count(code), 1u) << code;
+#endif
 }
 
 }  // namespace

@@ -29,6 +29,9 @@
 // and gives JournalRefused. A journal belongs to one coordinator at a time: the driver refuses the
 // append of one whose incarnation is not the newest in it.
 //
+// The transport closes a stream whose peer is silent (keepalive, within seconds), on both sides:
+// agents learn only by that of a coordinator that was stopped or cut off. Beats go one way.
+//
 // Time: each host's own steady clock, which no message carries. A restarted coordinator counts all
 // deadlines from its own start.
 #pragma once

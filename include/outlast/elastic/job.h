@@ -8,6 +8,10 @@
 // A *slot* is the place that a rank holds: on one node slot and rank are the same number. Nothing
 // here sleeps, reads a clock or touches a process: the keeper does what the actions say.
 //
+// Several nodes are Coordinator and NodeAgent (coordinator.h). This is their one-node case in one
+// machine, with the same events and actions of workers, the same fault policy and stop agreement: a
+// keeper that drives the pair through an in-process transport would do what this one does.
+//
 // Joined and plain. A worker is *plain* until it joins, and so is a slot whose last process never
 // joined. A joined worker whose peer fails survives: it is told to abort, unwinds, is staged and
 // enters the next generation. A dead slot that had joined is refilled at once, and the generation

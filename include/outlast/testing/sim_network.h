@@ -27,7 +27,7 @@ struct SimNetworkOptions {
   absl::Duration slow = absl::Seconds(2);
   uint32_t twice_one_in = 0;  // comes twice
   uint32_t lost_one_in = 0;   // is lost, and the stream breaks with it
-  // A side hears of a broken stream within this, as by keepalive.
+  // A side hears within this that its stream is broken, or its peer paused, as by keepalive.
   absl::Duration longest_half_open = absl::Seconds(8);
 };
 
@@ -94,6 +94,7 @@ class SimNetwork {
   struct Link {
     End ends[2];
     bool broken = false;
+    bool watched = false;  // something was sent to a paused end
   };
   struct Due {
     absl::Duration at;
