@@ -1,5 +1,5 @@
-// Events, agents that come and go, deadlines; what faults lead to is in coordinator_reform.cc, how a
-// job ends in coordinator_stop.cc.
+// Events, agents that come and go, deadlines; what faults lead to is in coordinator_reform.cc, how
+// a job ends in coordinator_stop.cc.
 #include "outlast/elastic/coordinator.h"
 
 #include <fmt/format.h>

@@ -18,11 +18,14 @@ bool Coordinator::is_preparing() const {
 void Coordinator::Hear(Agent& agent, const control::Fault& fault) {
   if (fault.finished) {
     if (state_.was_faulted(agent.incarnation, fault.process)) return;
-    const FaultRecord record{.fault_class = fault.fault_class, .rank = fault.rank,
-                             .generation = fault.generation, .end = fault.end,
-                             .detail = fault.detail, .node = agent.node};
-    Append(FaultedRecord{.fault = record, .agent = agent.incarnation, .process = fault.process,
-                         .at = JobTime()});
+    const FaultRecord record{.fault_class = fault.fault_class,
+                             .rank = fault.rank,
+                             .generation = fault.generation,
+                             .end = fault.end,
+                             .detail = fault.detail,
+                             .node = agent.node};
+    Append(FaultedRecord{
+        .fault = record, .agent = agent.incarnation, .process = fault.process, .at = JobTime()});
     Emit(RecordFault{record, state_.history.crashes, options_.budget.max_restarts});
     return;
   }
@@ -38,13 +41,13 @@ void Coordinator::Hear(Agent& agent, const control::Fault& fault) {
     return;
   }
   if (fault.fault_class == FaultClass::kEarlyExit && fault.end.clean() && !is_preparing()) {
-    const bool known = std::any_of(
-        early_exits_.begin(), early_exits_.end(), [&](const EarlyExit& exit) {
+    const bool known =
+        std::any_of(early_exits_.begin(), early_exits_.end(), [&](const EarlyExit& exit) {
           return exit.agent == agent.incarnation && exit.fault.process == fault.process;
         });
     if (!known) {
-      early_exits_.push_back({agent.node, agent.incarnation, fault,
-                              now_ + options_.budget.early_exit_grace});
+      early_exits_.push_back(
+          {agent.node, agent.incarnation, fault, now_ + options_.budget.early_exit_grace});
     }
     return;
   }
@@ -199,8 +202,7 @@ void Coordinator::StartRound() {
     if (wait_due_ == absl::InfiniteDuration())
       wait_due_ = now_ + (doubts_link ? options_.coordinator_grace : options_.join);
   }
-  staged_due_ =
-      std::max(now_, no_spawn_before_) + options_.prepare + options_.budget.respawn;
+  staged_due_ = std::max(now_, no_spawn_before_) + options_.prepare + options_.budget.respawn;
   for (auto& [node, agent] : agents_) {
     agent.concerned = agent.holds_ranks || provisional_.Has(node, agent.incarnation);
     agent.staged = false;
@@ -254,7 +256,8 @@ void Coordinator::TryCommit() {
   for (const auto& [node, agent] : agents_) {
     if (!agent.concerned) continue;
     const bool answered = agent.prepared_round == round_;
-    if (agent.stream != 0 ? !answered : agent.lost_due != absl::InfiniteDuration() && HasWork(agent))
+    if (agent.stream != 0 ? !answered
+                          : agent.lost_due != absl::InfiniteDuration() && HasWork(agent))
       return;
     if (agent.stream != 0 && !agent.staged && provisional_.Has(node, agent.incarnation)) return;
   }

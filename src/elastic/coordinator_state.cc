@@ -15,9 +15,7 @@ class Folder {
     state_.run_id = record.run_id;
     state_.incarnation = record.incarnation;
   }
-  void operator()(const FormingRecord& record) {
-    state_.target = record.target;
-  }
+  void operator()(const FormingRecord& record) { state_.target = record.target; }
   void operator()(const CommittedRecord& record) {
     state_.commit = record.commit;
     state_.target = record.commit.generation;
@@ -79,8 +77,7 @@ bool CoordinatorState::is_finished(int rank) const {
 }
 
 bool CoordinatorState::was_faulted(uint64_t agent, uint64_t process) const {
-  return std::find(faulted.begin(), faulted.end(), std::make_pair(agent, process)) !=
-         faulted.end();
+  return std::find(faulted.begin(), faulted.end(), std::make_pair(agent, process)) != faulted.end();
 }
 
 void CoordinatorState::Apply(const JournalPayload& record) {

@@ -18,8 +18,7 @@ void Coordinator::BeginStop(int signal, const std::string& reason) {
   seal_due_ = now_ + std::min(budget.grace, budget.stop_within) - budget.abort_term;
   end_due_ = now_ + budget.stop_within + budget.reap + options_.beat_loss;
   leave_due_ = absl::InfiniteDuration();
-  for (auto& [node, agent] : agents_)
-    agent.prepare_due = agent.ack_due = absl::InfiniteDuration();
+  for (auto& [node, agent] : agents_) agent.prepare_due = agent.ack_due = absl::InfiniteDuration();
   if (before == Phase::kRunning) {
     AskAgents(newest_step_);
   } else {
@@ -105,8 +104,7 @@ void Coordinator::TryFinish() {
   bool all_finished = state_.commit.map.world > 0 && phase_ != CoordinatorPhase::kEnding;
   for (int rank = 0; all_finished && rank < state_.commit.map.world; ++rank)
     all_finished = state_.is_finished(rank) || IsEarlyExit(rank);
-  const bool is_over =
-      phase_ == CoordinatorPhase::kDraining || phase_ == CoordinatorPhase::kEnding;
+  const bool is_over = phase_ == CoordinatorPhase::kDraining || phase_ == CoordinatorPhase::kEnding;
   if (!all_finished && !is_over) return;
   if (now_ < end_due_) {
     // Nobody waits for spares, nor for a lost one longer than its grace.
@@ -122,8 +120,7 @@ void Coordinator::TryFinish() {
   }
   if (state_.late_failure)
     return FinishAs(*state_.late_failure, "a worker failed after its work was done");
-  const std::string& lost =
-      state_.root_lost.empty() ? state_.final_save_failed : state_.root_lost;
+  const std::string& lost = state_.root_lost.empty() ? state_.final_save_failed : state_.root_lost;
   if (!lost.empty()) return FinishAs(ExitCodeOf(JobOutcome::kNotInRoot), lost);
   FinishAs(ExitCodeOf(JobOutcome::kFinished), "finished");
 }

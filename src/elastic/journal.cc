@@ -141,9 +141,8 @@ std::optional<Header> WholeRecordAt(std::string_view bytes, size_t offset, std::
                       kMaxJournalPayload);
   } else if (bytes.size() - offset - sizeof(header) < header.length) {
     why = "its payload is cut off";
-  } else if (const uint32_t crc =
-                 Crc32c(bytes.substr(offset + kUnchecked,
-                                     sizeof(header) - kUnchecked + header.length));
+  } else if (const uint32_t crc = Crc32c(
+                 bytes.substr(offset + kUnchecked, sizeof(header) - kUnchecked + header.length));
              crc != header.crc32c) {
     why = fmt::format("checksum {:#x}, {:#x} is written", crc, header.crc32c);
   } else {
@@ -204,11 +203,10 @@ absl::StatusOr<JournalContent> ReadJournal(std::string_view bytes, CoordinatorSt
       content.torn = fmt::format("record {} at offset {}: {}", index, offset, why);
       break;
     }
-    if (header->index != index)
-      return damage(fmt::format("its index is {}", header->index));
+    if (header->index != index) return damage(fmt::format("its index is {}", header->index));
     if (header->incarnation < content.state.incarnation) {
-      return damage(fmt::format("written by incarnation {} after {} had begun",
-                                header->incarnation, content.state.incarnation));
+      return damage(fmt::format("written by incarnation {} after {} had begun", header->incarnation,
+                                content.state.incarnation));
     }
     FieldReader reader(bytes.substr(offset + sizeof(Header), header->length));
     uint8_t kind = 0;

@@ -155,9 +155,8 @@ class Assigner {
     const int world = LargestFit(now + FreeSlots());
     std::vector<int> order(agents_.size());
     for (size_t i = 0; i < order.size(); ++i) order[i] = static_cast<int>(i);
-    std::stable_sort(order.begin(), order.end(), [this](int one, int other) {
-      return OrderOf(one) < OrderOf(other);
-    });
+    std::stable_sort(order.begin(), order.end(),
+                     [this](int one, int other) { return OrderOf(one) < OrderOf(other); });
     for (const int agent : order) {
       for (int slot = 0; slot < Capacity(agent); ++slot) {
         if (static_cast<int>(places_.size()) >= world) return;
@@ -233,7 +232,9 @@ class Assigner {
   int EndOfBlock(int first) const {
     return std::min(first + options_.unit, static_cast<int>(places_.size()));
   }
-  int Capacity(int agent) const { return static_cast<int>(used_[static_cast<size_t>(agent)].size()); }
+  int Capacity(int agent) const {
+    return static_cast<int>(used_[static_cast<size_t>(agent)].size());
+  }
   bool IsUsed(int agent, int slot) const {
     return used_[static_cast<size_t>(agent)][static_cast<size_t>(slot)];
   }
@@ -257,8 +258,8 @@ class Assigner {
   const AssignRequest& request_;
   const MembershipOptions& options_;
   std::vector<LiveAgent> agents_;
-  std::vector<std::vector<bool>> used_;  // slots of each agent
-  std::vector<bool> is_member_;          // of the last generation
+  std::vector<std::vector<bool>> used_;               // slots of each agent
+  std::vector<bool> is_member_;                       // of the last generation
   std::vector<std::string> live_nodes_, gone_nodes_;  // of the last generation, with work to do
   std::vector<Place> places_;                         // by rank
 };

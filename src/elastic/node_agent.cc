@@ -338,9 +338,10 @@ void NodeAgent::SlotIsDue(int index) {
   }
   switch (slot.state) {
     case State::kStaged:
-      return Report(index, FaultClass::kCrash, {}, "left the generation", 0,
-                    fmt::format("rank {}: left generation {} with kAborted, which nobody had aborted",
-                                slot.rank, committed_));
+      return Report(
+          index, FaultClass::kCrash, {}, "left the generation", 0,
+          fmt::format("rank {}: left generation {} with kAborted, which nobody had aborted",
+                      slot.rank, committed_));
     case State::kUnwinding:
       return Terminate(index, now_ + patience(slot), "not back in ForEachGeneration in time");
     case State::kStarting: {
@@ -395,8 +396,8 @@ absl::Duration NodeAgent::patience(const Slot& slot) const {
 }
 
 absl::Duration NodeAgent::Nearest() const {
-  absl::Duration nearest = std::min({link_due_, beat_due_, alone_due_, seal_due_, persist_due_,
-                                     farewell_due_});
+  absl::Duration nearest =
+      std::min({link_due_, beat_due_, alone_due_, seal_due_, persist_due_, farewell_due_});
   for (const Slot& slot : slots_) {
     nearest = std::min(nearest, slot.due);
     const bool backs_off = slot.state == State::kEmpty && is_preparing() && no_spawn_before_ > now_;

@@ -156,8 +156,7 @@ void NodeAgent::Hear(const control::Prepare& prepare) {
     const bool named = prepare.map.Has(options_.node, options_.incarnation);
     for (size_t i = 0; i < slots_.size(); ++i) {
       Slot& slot = slots_[i];
-      const int rank =
-          named ? prepare.map.RankOf(options_.node, static_cast<int>(i)) : -1;
+      const int rank = named ? prepare.map.RankOf(options_.node, static_cast<int>(i)) : -1;
       const auto has = [rank](const std::vector<int>& ranks) {
         return std::binary_search(ranks.begin(), ranks.end(), rank);
       };

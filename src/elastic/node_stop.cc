@@ -60,9 +60,9 @@ void NodeAgent::BeginStop(int signal, absl::Duration within) {
   stopping_ = true;
   stop_due_ = now_ + within;
   kill_due_ = std::min(kill_due_, now_ + std::min(budget.grace, within));
-  seal_due_ = std::min(
-      seal_due_, kill_due_ - std::min(budget.abort_term, std::max(absl::ZeroDuration(),
-                                                                  kill_due_ - now_) / 2));
+  seal_due_ = std::min(seal_due_,
+                       kill_due_ - std::min(budget.abort_term,
+                                            std::max(absl::ZeroDuration(), kill_due_ - now_) / 2));
   for (size_t i = 0; i < slots_.size(); ++i) {
     Slot& slot = slots_[i];
     if (slot.state == State::kStaged) slot.due = absl::InfiniteDuration();

@@ -62,7 +62,8 @@ void SimNetwork::Pause(int host) { At(host).paused = true; }
 
 void SimNetwork::Resume(int host) {
   At(host).paused = false;
-  for (auto& [epoch, act] : std::exchange(At(host).put_off, {})) RunNow(host, epoch, std::move(act));
+  for (auto& [epoch, act] : std::exchange(At(host).put_off, {}))
+    RunNow(host, epoch, std::move(act));
 }
 
 // --- Network ---
@@ -104,9 +105,8 @@ void SimNetwork::Send(Stream stream, int from, Act deliver) {
   end.clear = std::max(end.clear, now_ + Delay());
   const bool twice = Chance(options_.twice_one_in);
   for (int i = 0; i < (twice ? 2 : 1); ++i) {
-    queue_.push({end.clear, order_++, [this, stream, side, deliver] {
-                   Arrive(stream, side, deliver);
-                 }});
+    queue_.push(
+        {end.clear, order_++, [this, stream, side, deliver] { Arrive(stream, side, deliver); }});
   }
 }
 

@@ -19,20 +19,21 @@ Overloaded(Handlers...) -> Overloaded<Handlers...>;
 const char* const kPhaseNames[] = {"forming",  "running", "suspect", "reforming",
                                    "draining", "ending",  "done",    "stepped down"};
 const char* const kRoleNames[] = {"spare", "active", "preparing", "stopping"};
-const char* const kAgentMessages[] = {"BEAT",     "FAULT",      "PREPARED", "COMMITTED", "RESTORED",
+const char* const kAgentMessages[] = {"BEAT",     "FAULT", "PREPARED",    "COMMITTED", "RESTORED",
                                       "STOPPING", "LEAVE", "SAVE REPORT", "BYE"};
 const char* const kCoordinatorMessages[] = {"WELCOME", "REFUSED", "PREPARE", "COMMIT",  "NEXT",
                                             "STOP",    "GO",      "EXCLUDE", "COLLECT", "DONE"};
 const char* const kCoordinatorEventNames[] = {"start",      "HELLO",           "stream lost", "",
                                               "stop asked", "journal refused", "timer"};
 const char* const kNodeEventNames[] = {
-    "start",   "stream up", "stream down", "",       "joined",   "staged",   "finished",  "stopped",
-    "dying",   "ended",     "verdict",     "signal", "answered", "persisted", "restored", "save reported",
-    "timer"};
+    "start",    "stream up",     "stream down", "",        "joined", "staged",   "finished",
+    "stopped",  "dying",         "ended",       "verdict", "signal", "answered", "persisted",
+    "restored", "save reported", "timer"};
 
 size_t IndexOf(const CoordinatorEvent& event) {
   const auto* said = std::get_if<AgentSaid>(&event);
-  return said == nullptr ? event.index() : std::size(kCoordinatorEventNames) + said->message.index();
+  return said == nullptr ? event.index()
+                         : std::size(kCoordinatorEventNames) + said->message.index();
 }
 size_t IndexOf(const NodeEvent& event) {
   const auto* said = std::get_if<CoordinatorSaid>(&event);
@@ -77,9 +78,9 @@ void Cluster::Fail(const std::string& what) {
 template <typename... Args>
 void Cluster::Trace(const char* format, Args... args) {
   if (!traces_) return;
-  trace_.push_back(fmt::format("{:9.3f} ",
-                               absl::ToDoubleSeconds(network_.now() - absl::Seconds(1'000'000))) +
-                   fmt::format(fmt::runtime(format), args...));
+  trace_.push_back(
+      fmt::format("{:9.3f} ", absl::ToDoubleSeconds(network_.now() - absl::Seconds(1'000'000))) +
+      fmt::format(fmt::runtime(format), args...));
 }
 
 std::string Cluster::Story() const {
@@ -173,8 +174,7 @@ void Cluster::Tell(int host, const CoordinatorEvent& event) {
           said != nullptr ? fmt::format("on stream {}", said->stream) : std::string());
   }
   bool died = false;
-  for (const CoordinatorAction& action :
-       at.machine->Step(event, network_.now() + at.offset)) {
+  for (const CoordinatorAction& action : at.machine->Step(event, network_.now() + at.offset)) {
     Do(host, action, died);
     if (died || !error_.empty()) return;
   }
@@ -272,9 +272,9 @@ bool Cluster::Append(CoordinatorHost& at, const std::string& bytes) {
 void Cluster::CheckBudget(const CoordinatorState& before, const CoordinatorState& after) {
   const int charged = before.history.crashes + before.history.others;
   const bool less = after.history.crashes + after.history.others < charged;
-  const bool progress = after.step_committed > before.step_committed ||
-                        after.progress_base >= before.progress_base +
-                                                   options_.elastic.budget.progress_steps;
+  const bool progress =
+      after.step_committed > before.step_committed ||
+      after.progress_base >= before.progress_base + options_.elastic.budget.progress_steps;
   if (less && !progress) Fail("a refund without progress");
   if (after.history.crashes > options_.elastic.budget.max_restarts + 1)
     Fail("charged beyond the budget");
@@ -385,18 +385,18 @@ void Cluster::Give(int node, const NodeEvent& event) {
   AgentHost& agent = Agent(node);
   if (!agent.machine || !error_.empty()) return;
   ++events_;
- const size_t role = agent.machine->is_stopping()                                  ? 3
+  const size_t role = agent.machine->is_stopping()                                   ? 3
                       : agent.machine->aborted() >= agent.opened && agent.opened > 0 ? 2
-                      : agent.opened == 0                        ? 0
-                                                                 : 1;
+                      : agent.opened == 0                                            ? 0
+                                                                                     : 1;
   ++coverage_.node[role][IndexOf(event)];
   if (traces_ && !std::holds_alternative<TimerFired>(event))
     Trace("  n{} {}: {}", node, kRoleNames[role], ClusterCoverage::NodeEventName(IndexOf(event)));
   if (const auto* said = std::get_if<CoordinatorSaid>(&event)) {
     if (std::holds_alternative<control::Welcome>(said->message)) agent.ever_welcome = true;
   }
-  const auto actions = agent.machine->Step(
-      event, {.now = network_.now() + agent.offset, .newest_step = step_});
+  const auto actions =
+      agent.machine->Step(event, {.now = network_.now() + agent.offset, .newest_step = step_});
   for (const NodeAction& action : actions) {
     if (!agent.machine) return;
     Do(node, action);
@@ -405,62 +405,64 @@ void Cluster::Give(int node, const NodeEvent& event) {
 
 void Cluster::Do(int node, const NodeAction& action) {
   AgentHost& agent = Agent(node);
-  std::visit(
-      Overloaded{
-          [&](const OpenStream&) { Open(node); },
-          [&](const DropStream& drop) {
-            Trace("  n{} drops its stream: {}", node, drop.reason);
-            if (agent.stream != 0) network_.Close(agent.stream, host(node));
-            agent.stream = 0;
-            ++agent.attempt;
-          },
-          [&](const SendToCoordinator& send) { DoSend(node, send.message); },
-          [&](const SayHello& hello) {
-            const Network::Stream stream = agent.stream;
-            for (int to = 0; to < kCoordinatorHosts; ++to) {
-              if (coordinators_[static_cast<size_t>(to)].streams.count(stream) == 0) continue;
-              network_.Send(stream, host(node), [this, to, stream, said = hello.hello] {
-                Tell(to, HelloReceived{stream, said, said.node, ""});
-              });
-            }
-          },
-          [&](const SpawnWorker& spawn) {
-            Trace("  n{} spawns in slot {}", node, spawn.slot);
-            DoSpawn(node, spawn);
-          },
-          [&](const AbortGeneration& abort) { DoAbort(node, abort); },
-          [&](const OpenGeneration& open) { DoOpen(node, open); },
-          [&](const TryCandidate& next) { Restore(node, next.generation, next.candidate); },
-          [&](const outlast::KillWorker& kill) { DoKill(node, kill); },
-          [&](const ForwardSignal& forward) {
-            Worker& worker = At(node, forward.slot);
-            if (worker.joined) Fail("a signal for a joined worker");
-            if (worker.ignores_term) return;
-            OnWorker(node, forward.slot, Some(3000), [this, node, forward] {
-              Die(node, forward.slot, {.signal = forward.signal});
-            });
-          },
-          [&](const CaptureStacks&) {},
-          [&](const AskStop& ask) { DoAskStop(node, ask); },
-          [&](const GoStop& go) { DoGoStop(node, go); },
-          [&](const PersistCommon&) {
-            if (Moody(2)) return;
-            network_.RunOn(host(node), Some(15'000),
-                           [this, node] { Give(node, StopPersisted{step_, true}); });
-          },
-          [&](const ArmTimer& arm) {
-            const uint64_t serial = ++agent.timer;
-            const absl::Duration late = faulty_ && network_.Below(40) == 0 ? Some(2000) : Some(1);
-            const absl::Duration in = arm.at - (network_.now() + agent.offset);
-            network_.RunOn(host(node), std::max(absl::ZeroDuration(), in) + late,
-                           [this, node, serial] {
-                             if (Agent(node).timer == serial) Give(node, TimerFired{1});
-                           });
-          },
-          [&](const DisarmTimer&) { ++agent.timer; },
-          [&](const FinishJob& finish) { DoFinish(node, finish); },
-      },
-      action);
+  std::visit(Overloaded{
+                 [&](const OpenStream&) { Open(node); },
+                 [&](const DropStream& drop) {
+                   Trace("  n{} drops its stream: {}", node, drop.reason);
+                   if (agent.stream != 0) network_.Close(agent.stream, host(node));
+                   agent.stream = 0;
+                   ++agent.attempt;
+                 },
+                 [&](const SendToCoordinator& send) { DoSend(node, send.message); },
+                 [&](const SayHello& hello) {
+                   const Network::Stream stream = agent.stream;
+                   for (int to = 0; to < kCoordinatorHosts; ++to) {
+                     if (coordinators_[static_cast<size_t>(to)].streams.count(stream) == 0)
+                       continue;
+                     network_.Send(stream, host(node), [this, to, stream, said = hello.hello] {
+                       Tell(to, HelloReceived{stream, said, said.node, ""});
+                     });
+                   }
+                 },
+                 [&](const SpawnWorker& spawn) {
+                   Trace("  n{} spawns in slot {}", node, spawn.slot);
+                   DoSpawn(node, spawn);
+                 },
+                 [&](const AbortGeneration& abort) { DoAbort(node, abort); },
+                 [&](const OpenGeneration& open) { DoOpen(node, open); },
+                 [&](const TryCandidate& next) { Restore(node, next.generation, next.candidate); },
+                 [&](const outlast::KillWorker& kill) { DoKill(node, kill); },
+                 [&](const ForwardSignal& forward) {
+                   Worker& worker = At(node, forward.slot);
+                   if (worker.joined) Fail("a signal for a joined worker");
+                   if (worker.ignores_term) return;
+                   OnWorker(node, forward.slot, Some(3000), [this, node, forward] {
+                     Die(node, forward.slot, {.signal = forward.signal});
+                   });
+                 },
+                 [&](const CaptureStacks&) {},
+                 [&](const AskStop& ask) { DoAskStop(node, ask); },
+                 [&](const GoStop& go) { DoGoStop(node, go); },
+                 [&](const PersistCommon&) {
+                   if (Moody(2)) return;
+                   network_.RunOn(host(node), Some(15'000), [this, node] {
+                     Give(node, StopPersisted{step_, true});
+                   });
+                 },
+                 [&](const ArmTimer& arm) {
+                   const uint64_t serial = ++agent.timer;
+                   const absl::Duration late =
+                       faulty_ && network_.Below(40) == 0 ? Some(2000) : Some(1);
+                   const absl::Duration in = arm.at - (network_.now() + agent.offset);
+                   network_.RunOn(host(node), std::max(absl::ZeroDuration(), in) + late,
+                                  [this, node, serial] {
+                                    if (Agent(node).timer == serial) Give(node, TimerFired{1});
+                                  });
+                 },
+                 [&](const DisarmTimer&) { ++agent.timer; },
+                 [&](const FinishJob& finish) { DoFinish(node, finish); },
+             },
+             action);
 }
 
 void Cluster::Open(int node) {
@@ -511,7 +513,9 @@ void Cluster::DoSpawn(int node, const SpawnWorker& spawn) {
   Worker& worker = At(node, spawn.slot);
   if (worker.alive) Fail(fmt::format("two processes in slot {} of n{}", spawn.slot, node));
   ++spawns_;
-  worker = {.process = spawn.incarnation, .alive = true, .joins = !options_.plain,
+  worker = {.process = spawn.incarnation,
+            .alive = true,
+            .joins = !options_.plain,
             .quiet = network_.now()};
   worker.ignores_abort = Moody();
   worker.ignores_term = Moody();
@@ -532,7 +536,8 @@ void Cluster::DoAbort(int node, const AbortGeneration& abort) {
   if (const auto sealed = sealed_.find(abort.generation); sealed != sealed_.end()) {
     for (size_t slot = 0; slot < agent.ranks.size(); ++slot) {
       if (agent.ranks[slot] < 0 || agent.opened != abort.generation) continue;
-      agent.held.push_back({{abort.generation, sealed->second}, agent.ranks[slot],
+      agent.held.push_back({{abort.generation, sealed->second},
+                            agent.ranks[slot],
                             commits_.at(abort.generation).map.world});
     }
     if (agent.held.size() > 8) agent.held.erase(agent.held.begin(), agent.held.end() - 8);
@@ -556,17 +561,18 @@ void Cluster::DoOpen(int node, const OpenGeneration& open) {
 
 void Cluster::Restore(int node, uint64_t generation, int candidate) {
   const bool ok = !std::exchange(fail_restore_, false);
-  network_.RunOn(host(node), Some(Moody(8) ? 150'000 : 300), [this, node, generation, candidate, ok] {
-    Give(node, RanksRestored{generation, candidate, ok, "chunk 3"});
-  });
+  network_.RunOn(host(node), Some(Moody(8) ? 150'000 : 300),
+                 [this, node, generation, candidate, ok] {
+                   Give(node, RanksRestored{generation, candidate, ok, "chunk 3"});
+                 });
 }
 
 void Cluster::DoKill(int node, const outlast::KillWorker& kill) {
   Worker& worker = At(node, kill.slot);
   if (!worker.alive || worker.process != kill.incarnation) return;
   const NodeAgent& machine = *Agent(node).machine;
-  const bool survives = machine.rank(kill.slot) >= 0 && !machine.is_stopping() &&
-                        worker.staged && !worker.doomed;
+  const bool survives =
+      machine.rank(kill.slot) >= 0 && !machine.is_stopping() && worker.staged && !worker.doomed;
   worker.doomed = true;
   if (survives) Fail(fmt::format("a survivor on n{} is ended: {}", node, kill.reason));
   const bool hard = kill.how == KillHow::kKill;
@@ -605,15 +611,17 @@ void Cluster::DoGoStop(int node, const GoStop& go) {
     });
   }
   if (Moody(2)) return;
-  network_.RunOn(host(node), Some(6000),
-                 [this, node, step = go.step] { Give(node, StopPersisted{step, true}); });
+  network_.RunOn(host(node), Some(6000), [this, node, step = go.step] {
+    Give(node, StopPersisted{step, true});
+  });
 }
 
 void Cluster::DoFinish(int node, const FinishJob& finish) {
   AgentHost& agent = Agent(node);
   Trace("  n{} ends with {}: {}", node, finish.exit_code, finish.reason);
   for (const Worker& worker : agent.workers) {
-    if (worker.alive && !worker.unkillable) Fail(fmt::format("n{} ends while a worker lives", node));
+    if (worker.alive && !worker.unkillable)
+      Fail(fmt::format("n{} ends while a worker lives", node));
   }
   const int code = finish.exit_code;
   const bool own = (code >= 80 && code <= 87) || code == 130;
@@ -632,13 +640,13 @@ void Cluster::DoFinish(int node, const FinishJob& finish) {
 // is paused, so it is not the agent's host that this runs on.
 void Cluster::OnWorker(int node, int slot, absl::Duration delay, std::function<void()> act) {
   const uint64_t agent = Agent(node).machine->options().incarnation;
-  network_.After(delay, [this, node, slot, agent, process = At(node, slot).process,
-                         act = std::move(act)] {
-    const AgentHost& at = Agent(node);
-    if (!at.machine || at.machine->options().incarnation != agent) return;
-    const Worker& worker = at.workers[static_cast<size_t>(slot)];
-    if (worker.alive && worker.process == process) act();
-  });
+  network_.After(delay,
+                 [this, node, slot, agent, process = At(node, slot).process, act = std::move(act)] {
+                   const AgentHost& at = Agent(node);
+                   if (!at.machine || at.machine->options().incarnation != agent) return;
+                   const Worker& worker = at.workers[static_cast<size_t>(slot)];
+                   if (worker.alive && worker.process == process) act();
+                 });
 }
 
 // From the worker to its agent, in order.
@@ -654,7 +662,8 @@ void Cluster::Join(int node, int slot) {
     if (At(node, slot).process == process) At(node, slot).joined = true;
     Give(node, WorkerJoined{slot, process});
   });
-  OnWorker(node, slot, Some(Moody(4) ? 300'000 : 300), [this, node, slot] { Stage(node, slot, 0); });
+  OnWorker(node, slot, Some(Moody(4) ? 300'000 : 300),
+           [this, node, slot] { Stage(node, slot, 0); });
 }
 
 void Cluster::Stage(int node, int slot, uint64_t left) {
@@ -805,8 +814,9 @@ bool Cluster::IsWhole() const {
       if (!agent.machine || agent.machine->options().node != run.node) continue;
       if (slot >= capacity(node)) continue;
       const Worker& worker = agent.workers[static_cast<size_t>(slot)];
-      holds = worker.done || (worker.alive && (worker.in == commit.generation ||
-                                               (!worker.joins && agent.opened == commit.generation)));
+      holds =
+          worker.done || (worker.alive && (worker.in == commit.generation ||
+                                           (!worker.joins && agent.opened == commit.generation)));
     }
     if (!holds) return false;
   }

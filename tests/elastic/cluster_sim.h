@@ -39,8 +39,8 @@ struct ClusterOptions {
   ElasticOptions elastic;
   std::vector<int> capacities;  // of the nodes
   testing::SimNetworkOptions network;
-  bool plain = false;       // workers never join
-  bool commits = true;      // checkpoints are committed
+  bool plain = false;         // workers never join
+  bool commits = true;        // checkpoints are committed
   uint32_t moody_one_in = 0;  // workers that ignore an abort, or SIGTERM, or are slow or die young
 };
 
@@ -62,7 +62,7 @@ class Cluster {
   void KillWorker(int node, int slot, ProcessEnd end);
   void GiveVerdict(int node, int slot, bool stopped);
   void Signal(int node, int signal);
-  void StopJob(int signal);  // an operator asks the coordinator
+  void StopJob(int signal);            // an operator asks the coordinator
   void LeaveBody(int node, int slot);  // kAborted, which nobody had asked for
   void ReportSave(int node, control::SaveOutcome outcome);
   void FailRestore() { fail_restore_ = true; }
@@ -120,7 +120,7 @@ class Cluster {
   struct AgentHost {
     std::optional<NodeAgent> machine;
     std::vector<Worker> workers;
-    std::vector<int> ranks;     // by slot, of the newest generation that it opened
+    std::vector<int> ranks;  // by slot, of the newest generation that it opened
     uint64_t opened = 0, aborted = 0;
     Network::Stream stream = 0;
     uint64_t timer = 0, attempt = 0;
@@ -202,7 +202,7 @@ class Cluster {
   std::vector<AgentHost> agents_;
   uint64_t last_agent_ = 0;
 
-  std::map<uint64_t, control::Commit> commits_;  // by generation
+  std::map<uint64_t, control::Commit> commits_;                           // by generation
   std::map<std::pair<uint64_t, int>, std::pair<int, uint64_t>> entered_;  // (generation, rank)
   std::map<uint64_t, int64_t> sealed_;  // generation -> step that all ranks have
   int64_t step_ = 0, committed_step_ = 0;

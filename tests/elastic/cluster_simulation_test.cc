@@ -1,5 +1,5 @@
-// Seeded schedules of faults against the cluster of cluster_sim.h: faults for a while, then none; it
-// must come to rest in bounded time, and no event may break an invariant.
+// Seeded schedules of faults against the cluster of cluster_sim.h: faults for a while, then none;
+// it must come to rest in bounded time, and no event may break an invariant.
 //
 // OUTLAST_SEED=N replays schedule N alone, with its trace; OUTLAST_SIMULATED_EVENTS=N runs so many
 // events instead of the usual number (the long mode); OUTLAST_SIMULATED_FAILURES=N goes on until N
@@ -32,7 +32,9 @@ constexpr absl::Duration kRest = absl::Minutes(45);
 class Schedule {
  public:
   Schedule(uint64_t seed, ClusterCoverage& coverage, std::set<int> without = {})
-      : random_(seed), without_(std::move(without)), options_(Options()),
+      : random_(seed),
+        without_(std::move(without)),
+        options_(Options()),
         cluster_(seed * 2 + 1, options_, coverage) {}
 
   // Empty when all went well.
@@ -127,16 +129,16 @@ class Schedule {
 
   void Misbehave(uint64_t kind, uint64_t where) {
     const int node = static_cast<int>(where % static_cast<uint64_t>(cluster_.nodes()));
-    const int slot =
-        static_cast<int>(where / 64 % static_cast<uint64_t>(cluster_.capacity(node)));
+    const int slot = static_cast<int>(where / 64 % static_cast<uint64_t>(cluster_.capacity(node)));
     const uint64_t how = where / 1024;
     switch (kind % 26) {
       case 0:
       case 1:
       case 2:
       case 3: {
-        const ProcessEnd ends[] = {{.code = 1}, {.code = 7}, {.signal = SIGSEGV},
-                                   {.signal = SIGKILL}, {}, {.signal = SIGKILL, .by_us = true}};
+        const ProcessEnd ends[] = {
+            {.code = 1},         {.code = 7}, {.signal = SIGSEGV},
+            {.signal = SIGKILL}, {},          {.signal = SIGKILL, .by_us = true}};
         return cluster_.KillWorker(node, slot, ends[how % 6]);
       }
       case 4:
@@ -240,16 +242,16 @@ void Explain(uint64_t seed, bool all) {
 // under way; nobody speaks to a coordinator that has no generation yet of what comes after one, nor
 // to one that stepped down; a spare has no workers in a body.
 const std::set<std::string> kCannotHappen = {
-    "running/start",        "suspect/start",       "reforming/start",     "draining/start",
-    "ending/start",         "done/start",          "done/timer",          "forming/FAULT",
-    "forming/PREPARED",     "forming/COMMITTED",   "forming/RESTORED",    "forming/STOPPING",
-    "forming/BYE",          "running/STOPPING",    "suspect/STOPPING",    "reforming/STOPPING",
-    "ending/STOPPING",      "spare/finished",      "spare/stopped",       "spare/dying",
-    "spare/answered",       "spare/persisted",     "spare/restored",      "spare/NEXT",
-    "spare/GO",             "spare/COLLECT",       "active/start",        "active/stopped",
-    "active/answered",      "active/persisted",    "active/GO",           "preparing/start",
-    "preparing/stopped",    "preparing/answered",  "preparing/persisted", "preparing/NEXT",
-    "preparing/GO",         "stopping/start",      "stopping/NEXT",
+    "running/start",     "suspect/start",      "reforming/start",     "draining/start",
+    "ending/start",      "done/start",         "done/timer",          "forming/FAULT",
+    "forming/PREPARED",  "forming/COMMITTED",  "forming/RESTORED",    "forming/STOPPING",
+    "forming/BYE",       "running/STOPPING",   "suspect/STOPPING",    "reforming/STOPPING",
+    "ending/STOPPING",   "spare/finished",     "spare/stopped",       "spare/dying",
+    "spare/answered",    "spare/persisted",    "spare/restored",      "spare/NEXT",
+    "spare/GO",          "spare/COLLECT",      "active/start",        "active/stopped",
+    "active/answered",   "active/persisted",   "active/GO",           "preparing/start",
+    "preparing/stopped", "preparing/answered", "preparing/persisted", "preparing/NEXT",
+    "preparing/GO",      "stopping/start",     "stopping/NEXT",
 };
 
 // Prints how many (state, event) rows were seen; returns those that should have been and were not.

@@ -1,5 +1,5 @@
-// What coordinator and agents do together, told by small clusters without chance: eight nodes of one
-// slot each, unless a test says otherwise.
+// What coordinator and agents do together, told by small clusters without chance: eight nodes of
+// one slot each, unless a test says otherwise.
 #include "outlast/elastic/coordinator.h"
 
 #include <gmock/gmock.h>
@@ -249,20 +249,38 @@ TEST(Coordinator, APeersErrorIsAVictimOnceTheCauseIsHeardOf) {
   Desk desk;
   desk.Form();
   ASSERT_EQ(desk.coordinator.phase(), CoordinatorPhase::kRunning);
-  desk.Say(1, control::Fault{.rank = 0, .generation = 1, .process = 1, .born = 1,
-                             .evidence = control::Evidence::kPeer, .end = {.code = 1},
-                             .what = "1", .detail = "rank 0: connection reset"});
+  desk.Say(1, control::Fault{.rank = 0,
+                             .generation = 1,
+                             .process = 1,
+                             .born = 1,
+                             .evidence = control::Evidence::kPeer,
+                             .end = {.code = 1},
+                             .what = "1",
+                             .detail = "rank 0: connection reset"});
   EXPECT_EQ(desk.coordinator.state().history.seen_faults.back().node, "a");
-  desk.Say(2, control::Fault{.rank = 1, .generation = 1, .process = 1, .born = 1,
-                             .end = {.signal = 11}, .what = "139", .detail = "rank 1: signal 11"});
+  desk.Say(2, control::Fault{.rank = 1,
+                             .generation = 1,
+                             .process = 1,
+                             .born = 1,
+                             .end = {.signal = 11},
+                             .what = "139",
+                             .detail = "rank 1: signal 11"});
   const FaultHistory& history = desk.coordinator.state().history;
   EXPECT_EQ(history.crashes, 1);
   EXPECT_EQ(history.seen_faults.back().node, "b");
   // One more is a victim, and what is told twice is counted once.
-  desk.Say(1, control::Fault{.rank = 0, .generation = 1, .process = 2, .born = 1,
-                             .end = {.signal = 6}, .what = "134"});
-  desk.Say(2, control::Fault{.rank = 1, .generation = 1, .process = 1, .born = 1,
-                             .end = {.signal = 11}, .what = "139"});
+  desk.Say(1, control::Fault{.rank = 0,
+                             .generation = 1,
+                             .process = 2,
+                             .born = 1,
+                             .end = {.signal = 6},
+                             .what = "134"});
+  desk.Say(2, control::Fault{.rank = 1,
+                             .generation = 1,
+                             .process = 1,
+                             .born = 1,
+                             .end = {.signal = 11},
+                             .what = "139"});
   EXPECT_EQ(history.crashes, 1);
 }
 
@@ -325,7 +343,8 @@ TEST(Coordinator, WithoutACoordinatorAgentsEndWithEightyFourAfterItsGrace) {
   Bench bench(Nodes(8, 8, 8));
   ASSERT_TRUE(bench.RunsIn(1));
   bench.cluster.CrashCoordinator();
-  ASSERT_TRUE(bench.cluster.Run(absl::Minutes(12), [&] { return bench.cluster.AllAgentsAreOver(); }));
+  ASSERT_TRUE(
+      bench.cluster.Run(absl::Minutes(12), [&] { return bench.cluster.AllAgentsAreOver(); }));
   for (int node = 0; node < 8; ++node) EXPECT_EQ(bench.cluster.exit_code(node), 84);
 }
 
@@ -364,9 +383,12 @@ TEST(Coordinator, GoesOnFromAJournalThatIsCutAtAnyByte) {
     cluster.SetJournal(journal.substr(0, cut));
     cluster.StartCoordinator();
     for (int node = 0; node < cluster.nodes(); ++node) cluster.StartAgent(node);
-    ASSERT_TRUE(cluster.Run(absl::Minutes(3), [&] {
-      return cluster.coordinator()->phase() == CoordinatorPhase::kRunning && cluster.IsWhole();
-    })) << cut << ": " << cluster.error() << cluster.Story();
+    ASSERT_TRUE(cluster.Run(absl::Minutes(3),
+                            [&] {
+                              return cluster.coordinator()->phase() == CoordinatorPhase::kRunning &&
+                                     cluster.IsWhole();
+                            }))
+        << cut << ": " << cluster.error() << cluster.Story();
     cluster.FinishAllWork();
     ASSERT_TRUE(cluster.Run(absl::Minutes(2), [&] { return cluster.AllAgentsAreOver(); }))
         << cut << ": " << cluster.error() << cluster.Story();
@@ -413,11 +435,10 @@ TEST(Coordinator, APersonsInterruptStopsTheWholeJobWithOneHundredAndThirty) {
 // --- Small rules ---
 
 TEST(ChooseCandidates, TakesSnapshotsOfWhichEveryRankIsHeldNewestFirstThenTheCheckpoint) {
-  const std::vector<control::HeldSnapshot> held = {
-      {{1, 9}, 0, 2}, {{1, 9}, 1, 2}, {{1, 9}, 1, 2},  // a replica besides
-      {{1, 10}, 0, 2},                                 // rank 1's is gone
-      {{2, 8}, 0, 1},
-      {{2, 9}, 0, 1}};
+  const std::vector<control::HeldSnapshot> held = {{{1, 9}, 0, 2},  {{1, 9}, 1, 2},
+                                                   {{1, 9}, 1, 2},   // a replica besides
+                                                   {{1, 10}, 0, 2},  // rank 1's is gone
+                                                   {{2, 8}, 0, 1},  {{2, 9}, 0, 1}};
   EXPECT_THAT(ChooseCandidates(held, 6),
               ElementsAre(control::ResumeCandidate{2, 9}, control::ResumeCandidate{1, 9},
                           control::ResumeCandidate{2, 8}, control::ResumeCandidate{0, 6}));

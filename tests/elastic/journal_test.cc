@@ -25,13 +25,21 @@ RankMap TwoNodes() {
 
 // One of each kind, as a job might write them.
 std::vector<JournalPayload> Story() {
-  const FaultRecord fault{.rank = 3, .generation = 1, .end = {.signal = 9}, .detail = "rank 3",
-                          .root = 77, .node = "b"};
+  const FaultRecord fault{.rank = 3,
+                          .generation = 1,
+                          .end = {.signal = 9},
+                          .detail = "rank 3",
+                          .root = 77,
+                          .node = "b"};
   return {StartedRecord{Id128::FromName("run"), 1},
           FormingRecord{1, "first"},
           CommittedRecord{{.generation = 1, .map = TwoNodes(), .plain = {1}, .bootstrap = "a:1"}},
-          FaultedRecord{.fault = fault, .agent = 8, .process = 4, .charged = true,
-                        .restarts = true, .at = absl::Seconds(5)},
+          FaultedRecord{.fault = fault,
+                        .agent = 8,
+                        .process = 4,
+                        .charged = true,
+                        .restarts = true,
+                        .at = absl::Seconds(5)},
           FormingRecord{2, "rank 3"},
           ExcludedRecord{"b", "ecc", absl::Seconds(1805)},
           CommittedRecord{{.generation = 2, .map = TwoNodes(), .resume = {{1, 9}, {0, 5}}}},
@@ -62,8 +70,9 @@ TEST(Journal, ARecordIsAHeaderOfThirtyTwoBytesAndItsFields) {
   state.records = 5;
   state.incarnation = 6;
   const std::string bytes = EncodeJournalRecord(state, StopWentRecord{0x0102});
-  const unsigned char wanted[] = {9, 0, 0, 0, 0, 0, 0, 0, 5, 0, 0, 0, 0, 0,    0,    0, 6, 0, 0, 0, 0,
-                                  0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 9, 0x02, 0x01, 0, 0, 0, 0, 0, 0};
+  const unsigned char wanted[] = {9, 0, 0, 0, 0, 0,    0,    0, 5, 0, 0, 0, 0, 0,
+                                  0, 0, 6, 0, 0, 0,    0,    0, 0, 0, 0, 0, 0, 0,
+                                  0, 0, 0, 0, 9, 0x02, 0x01, 0, 0, 0, 0, 0, 0};
   ASSERT_EQ(bytes.size(), sizeof(wanted));
   for (size_t i = 0; i < bytes.size(); ++i) {
     if (i >= 4 && i < 8) continue;  // the checksum

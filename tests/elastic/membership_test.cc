@@ -73,9 +73,9 @@ TEST(Assign, AMemberWithAFreeSlotGoesBeforeSparesAndTheSameSegmentBeforeOthers) 
   const MembershipOptions four{.max_world = 4};
   const RankMap last = First({Node("a", 1, "s1"), Node("b", 1, "s2"), Node("c", 2, "s2")}, four);
   LiveAgent larger = Node("b", 2, "s2");
-  EXPECT_THAT(Text(*Assign({.last = last, .live = {larger, Node("c", 2, "s2"), Node("d", 1, "s1")}},
-                           four)),
-              ElementsAre("b:0-0@1", "b:1-1@0", "c:2-3@0"));
+  EXPECT_THAT(
+      Text(*Assign({.last = last, .live = {larger, Node("c", 2, "s2"), Node("d", 1, "s1")}}, four)),
+      ElementsAre("b:0-0@1", "b:1-1@0", "c:2-3@0"));
   EXPECT_THAT(Text(*Assign({.last = last,
                             .live = {Node("b", 1, "s2"), Node("c", 2, "s2"), Node("d", 1, "s2"),
                                      Node("e", 1, "s1")}},
@@ -91,13 +91,13 @@ TEST(Assign, WithoutASpareTheWorldShrinksAndCompactsInOrder) {
 
 TEST(Assign, ShrinkingKeepsWholeBlocksAndGroupsWhatIsLeftOfOthers) {
   const MembershipOptions blocks{.min_world = 4, .max_world = 12, .unit = 4};
-  const RankMap last = First({Node("a", 2), Node("b", 2), Node("c", 4), Node("d", 2), Node("e", 2)},
-                             blocks);
-  const auto next = Assign({.last = last, .live = {Node("a", 2), Node("c", 4), Node("e", 2)}},
-                           blocks);
+  const RankMap last =
+      First({Node("a", 2), Node("b", 2), Node("c", 4), Node("d", 2), Node("e", 2)}, blocks);
+  const auto next =
+      Assign({.last = last, .live = {Node("a", 2), Node("c", 4), Node("e", 2)}}, blocks);
   EXPECT_THAT(Text(*next), ElementsAre("c:0-3@0", "a:4-5@0", "e:6-7@0"));
-  const auto broken = Assign({.last = last, .live = {Node("a", 2), Node("c", 4), Node("d", 1)}},
-                             blocks);
+  const auto broken =
+      Assign({.last = last, .live = {Node("a", 2), Node("c", 4), Node("d", 1)}}, blocks);
   EXPECT_THAT(Text(*broken), ElementsAre("c:0-3@0"));
 }
 
@@ -118,8 +118,8 @@ TEST(Assign, TheGlobalBatchIsSplitAgainEvenly) {
   EXPECT_EQ(four->world, 4);
   EXPECT_EQ(four->micro_batches, 6);
   // Five ranks can't share 24: one of them waits.
-  const auto five = Assign({.last = last, .live = {Node("a", 2), Node("b", 2), Node("c", 1)}},
-                           options);
+  const auto five =
+      Assign({.last = last, .live = {Node("a", 2), Node("b", 2), Node("c", 1)}}, options);
   EXPECT_EQ(five->world, 4);
   EXPECT_EQ(five->micro_batches, 6);
 }
@@ -129,8 +129,9 @@ TEST(Assign, WhereNoWorldFitsTheReasonNamesThoseThatWould) {
   const RankMap last = First({Node("a", 4), Node("b", 4)}, options);
   const auto next = Assign({.last = last, .live = {Node("a", 3)}, .trusts_link = true}, options);
   ASSERT_EQ(next.status().code(), absl::StatusCode::kFailedPrecondition);
-  EXPECT_THAT(std::string(MessageOf(next.status())),
-              HasSubstr("3 ranks can be placed, at least 3 are wanted; world sizes that fit: 4, 8"));
+  EXPECT_THAT(
+      std::string(MessageOf(next.status())),
+      HasSubstr("3 ranks can be placed, at least 3 are wanted; world sizes that fit: 4, 8"));
 }
 
 TEST(Assign, WhenMostMembersAreGoneAtOnceTheLinkIsDoubtedBeforeShrinking) {
@@ -167,13 +168,14 @@ struct Draw {
   std::vector<LiveAgent> Cluster() {
     std::vector<LiveAgent> live;
     for (int i = 0, nodes = 1 + Below(12); i < nodes; ++i) {
-      live.push_back(Node("n" + std::to_string(Below(16)), 1 + Below(4), "s" + std::to_string(Below(3))));
+      live.push_back(
+          Node("n" + std::to_string(Below(16)), 1 + Below(4), "s" + std::to_string(Below(3))));
       live.back().slot_hint = Below(3) - 1;
     }
     std::sort(live.begin(), live.end(), [](auto& a, auto& b) { return a.node < b.node; });
-    live.erase(std::unique(live.begin(), live.end(),
-                           [](auto& a, auto& b) { return a.node == b.node; }),
-               live.end());
+    live.erase(
+        std::unique(live.begin(), live.end(), [](auto& a, auto& b) { return a.node == b.node; }),
+        live.end());
     return live;
   }
 };

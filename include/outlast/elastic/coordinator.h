@@ -1,6 +1,7 @@
 // The coordinator's state machine: a pure function from (state, event, now) to (state, actions).
 //
-//   who                 | coordinator (one a job)             | node agent (one a node, node_agent.h)
+//   who                 | coordinator (one a job)             | node agent (one a node,
+//   node_agent.h)
 //   --------------------|-------------------------------------|------------------------------------
 //   membership          | which agent is there, who may join  | says hello, beats, comes back
 //   ranks               | Assign: rank -> slot of a node      | slot -> process
@@ -150,8 +151,8 @@ class Coordinator {
     std::string address;
     absl::Duration heard;
     absl::Duration lost_due = absl::InfiniteDuration();  // finite: lost, in its grace
-    bool holds_ranks = false;   // of the newest generation
-    bool concerned = false;     // by the present round
+    bool holds_ranks = false;                            // of the newest generation
+    bool concerned = false;                              // by the present round
     uint32_t prepared_round = 0;
     bool staged = false;
     absl::Duration prepare_due = absl::InfiniteDuration();

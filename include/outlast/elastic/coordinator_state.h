@@ -91,18 +91,18 @@ using JournalPayload =
 
 struct CoordinatorState {
   Id128 run_id;
-  uint64_t incarnation = 0;  // 0: nothing was written yet
-  uint64_t records = 0;      // so far: the next one's index
-  uint64_t target = 0;       // above commit.generation: that generation is being formed
-  control::Commit commit;    // of the newest generation
+  uint64_t incarnation = 0;   // 0: nothing was written yet
+  uint64_t records = 0;       // so far: the next one's index
+  uint64_t target = 0;        // above commit.generation: that generation is being formed
+  control::Commit commit;     // of the newest generation
   std::vector<int> finished;  // ranks, ascending
   FaultHistory history;
   // Since the newest commit: (agent, process) of faults, and who is held to be the cause.
   std::vector<std::pair<uint64_t, uint64_t>> faulted;
   std::optional<control::Evidence> cause;
-  int faults = 0;                           // in all
-  std::vector<ExcludedRecord> excluded;     // the newest of each node
-  std::optional<int> late_failure;          // exit code of a worker that failed after its work
+  int faults = 0;                        // in all
+  std::vector<ExcludedRecord> excluded;  // the newest of each node
+  std::optional<int> late_failure;       // exit code of a worker that failed after its work
   int64_t step_committed = 0;
   int64_t progress_base = 0;
   std::string root_lost, final_save_failed;

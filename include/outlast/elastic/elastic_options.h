@@ -12,10 +12,10 @@
 namespace outlast {
 
 struct ElasticOptions {
-  std::string job;               // its id
-  JobOptions budget;             // faults, and the deadlines of workers; `world` is not used
+  std::string job;    // its id
+  JobOptions budget;  // faults, and the deadlines of workers; `world` is not used
   MembershipOptions membership;
-  bool may_grow = true;          // at a committed step, when agents with free slots are there
+  bool may_grow = true;  // at a committed step, when agents with free slots are there
   absl::Duration beat = absl::Seconds(1);
   absl::Duration beat_loss = absl::Seconds(3);      // silence after which a stream counts as lost
   absl::Duration rejoin_grace = absl::Seconds(10);  // a lost agent may come back with its workers

@@ -40,7 +40,7 @@ struct FaultRecord {
   // Failed after a peer in the same generation: recorded for people, never charged, never the
   // cause.
   bool victim = false;
-  std::string node;      // of several; empty in a job of one node
+  std::string node;       // of several; empty in a job of one node
   bool as_crash = false;  // charged like a crash although its class has a budget of its own
 };
 

@@ -33,9 +33,9 @@ struct JournalContent {
   std::string torn;
 };
 
-// Folds all whole records that follow those of `from`. kDataLoss: not a torn tail but damage, such as a bad record with whole
-// ones after it, an index that does not follow, or a record of an older incarnation after a newer
-// one's; the message names the record and its offset.
+// Folds all whole records that follow those of `from`. kDataLoss: not a torn tail but damage, such
+// as a bad record with whole ones after it, an index that does not follow, or a record of an older
+// incarnation after a newer one's; the message names the record and its offset.
 absl::StatusOr<JournalContent> ReadJournal(std::string_view bytes, CoordinatorState from = {});
 
 }  // namespace outlast

@@ -116,7 +116,13 @@ struct Leave {
   bool hurry = false;
   absl::Duration within;  // how long it may take
 };
-enum class SaveOutcome : uint8_t { kCommitted, kRefused, kRootLost, kFinalSaveFailed, kNothingRestores };
+enum class SaveOutcome : uint8_t {
+  kCommitted,
+  kRefused,
+  kRootLost,
+  kFinalSaveFailed,
+  kNothingRestores
+};
 struct SaveReport {
   SaveOutcome outcome = SaveOutcome::kCommitted;
   int64_t step = 0;
@@ -129,8 +135,8 @@ struct Bye {
   int64_t final_step = 0;
 };
 
-using AgentMessage = std::variant<Beat, Fault, Prepared, Committed, Restored, Stopping, Leave,
-                                  SaveReport, Bye>;
+using AgentMessage =
+    std::variant<Beat, Fault, Prepared, Committed, Restored, Stopping, Leave, SaveReport, Bye>;
 
 // --- Coordinator to agent ---
 
@@ -147,8 +153,8 @@ struct Refused {
 };
 struct Prepare {
   uint64_t generation = 0;
-  uint32_t round = 0;  // rises within a coordinator's incarnation
-  RankMap map;         // provisional: COMMIT names the same one, or another round comes
+  uint32_t round = 0;         // rises within a coordinator's incarnation
+  RankMap map;                // provisional: COMMIT names the same one, or another round comes
   std::vector<int> plain;     // ranks whose last process never joined
   std::vector<int> finished;  // ranks whose work is done
   absl::Duration spawn_delay;
@@ -178,7 +184,7 @@ enum class StopHow : uint8_t {
 struct Stop {
   StopHow how = StopHow::kAtStep;
   int64_t step = 0;
-  int signal = 0;  // for workers that never joined
+  int signal = 0;         // for workers that never joined
   absl::Duration within;  // of the whole stop, counted from the message's arrival
   std::string reason;
 };

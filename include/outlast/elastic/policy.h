@@ -55,15 +55,16 @@ struct Judgement {
 
 // `history` has `fault` already. In this order: a no-retry code or `max_restarts` 0: the worker's
 // own code; crashes used up, other classes used up, restarts of an hour used up: 83; the same root
-// again, or memory or disk used up again, while restarts remain: 82; else a restart, after 0, 1, 2, 4 ... 60 s: the first one without
-// progress is at once. There is no jitter: one job is one coordinator, so nothing has to be spread.
+// again, or memory or disk used up again, while restarts remain: 82; else a restart, after 0, 1, 2,
+// 4 ... 60 s: the first one without progress is at once. There is no jitter: one job is one
+// coordinator, so nothing has to be spread.
 Judgement JudgeFault(const FaultHistory& history, const FaultRecord& fault,
                      const JobOptions& options, absl::Duration now);
 
 // What the places of the faults since progress say about the newest one. `history` has it already.
 enum class PlaceJudgement : uint8_t {
-  kStay,           // nothing
-  kSwapNode,       // the same root at the same step, or a second hang, on this node: try another one
+  kStay,      // nothing
+  kSwapNode,  // the same root at the same step, or a second hang, on this node: try another one
   kDeterministic,  // the same root at the same step on another node: it is the program
 };
 PlaceJudgement JudgePlace(const FaultHistory& history);

@@ -3,8 +3,8 @@
 //
 // Hosts are numbers. What runs on a host is given to RunOn: it is dropped when the host has crashed
 // meanwhile, and waits while the host is paused (SIGSTOP). A stream joins two hosts and keeps its
-// order in each direction; between streams nothing is ordered. When it breaks, what was under way is
-// lost, and each side hears of it at its own time: until then the stream is half open.
+// order in each direction; between streams nothing is ordered. When it breaks, what was under way
+// is lost, and each side hears of it at its own time: until then the stream is half open.
 #pragma once
 
 #include <cstddef>
@@ -59,8 +59,8 @@ class SimNetwork {
   bool is_paused(int host) const { return At(host).paused; }
 
   // --- Network ---
-  // Nothing passes between the two until Heal; streams that are cut for longer than they may be half
-  // open break.
+  // Nothing passes between the two until Heal; streams that are cut for longer than they may be
+  // half open break.
   void Cut(int host, int other);
   void Heal();
   bool is_cut(int host, int other) const;
