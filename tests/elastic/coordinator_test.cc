@@ -352,6 +352,7 @@ TEST(Coordinator, OfTwoOnOneJournalTheOlderOneCanDoNothingMore) {
   Bench bench(Nodes(8, 8, 8));
   ASSERT_TRUE(bench.RunsIn(1));
   bench.cluster.PauseCoordinator();
+  bench.cluster.Run(absl::Seconds(20));  // its streams break
   bench.cluster.StartSuccessor();
   ASSERT_TRUE(bench.RunsIn(1));
   bench.cluster.KillWorker(3, 0, kKill9);
@@ -430,6 +431,33 @@ TEST(Coordinator, APersonsInterruptStopsTheWholeJobWithOneHundredAndThirty) {
   ASSERT_TRUE(bench.RunsIn(1));
   bench.cluster.Signal(6, SIGINT);
   EXPECT_TRUE(bench.Ends(130));
+}
+
+TEST(Coordinator, AStopThatIsAskedForWhileTheJobEndsChangesNothing) {
+  Desk desk;
+  desk.Form();
+  desk.Say(1, control::SaveReport{control::SaveOutcome::kRefused, 0, "a foreign root"});
+  ASSERT_EQ(desk.coordinator.phase(), CoordinatorPhase::kEnding);
+  desk.Give(StopAsked{SIGTERM});
+  EXPECT_EQ(desk.coordinator.phase(), CoordinatorPhase::kEnding);
+  EXPECT_EQ(desk.coordinator.state().ending->exit_code, 85);
+}
+
+TEST(NodeAgent, ThatIsExcludedWhileItStopsEndsWithEightySeven) {
+  NodeAgent agent({.elastic = Desk::Options(), .node = "a", .incarnation = 1});
+  absl::Duration now = absl::Seconds(9);
+  const auto give = [&](const NodeEvent& event) {
+    now += absl::Milliseconds(1);
+    return agent.Step(event, {.now = now});
+  };
+  give(StartEvent{});
+  give(StreamUp{});
+  give(CoordinatorSaid{control::Welcome{Id128::FromName("run"), 1, 0}});
+  give(CoordinatorSaid{control::Stop{.how = control::StopHow::kAtOnce, .signal = SIGTERM}});
+  ASSERT_TRUE(agent.is_stopping());
+  const auto actions = give(CoordinatorSaid{control::Exclude{"ecc"}});
+  EXPECT_TRUE(agent.is_over());
+  EXPECT_EQ(std::get<FinishJob>(actions.front()).exit_code, 87);
 }
 
 // --- Small rules ---
