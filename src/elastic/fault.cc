@@ -20,6 +20,10 @@ std::string_view FaultClassName(FaultClass fault_class) {
       return "resource";
     case FaultClass::kEarlyExit:
       return "early exit";
+    case FaultClass::kHardware:
+      return "hardware";
+    case FaultClass::kNodeLost:
+      return "node lost";
   }
   return "unknown";
 }

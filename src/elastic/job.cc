@@ -90,6 +90,7 @@ void Job::On(const WorkerFinished& event) {
   Slot* const slot = Present(event.slot, event.incarnation);
   if (slot == nullptr || !slot->joined) return;
   slot->finished = true;
+  stop_.Excuse(event.slot);
   if (IsDying(*slot) || slot->state == State::kAbandoned) return;
   slot->state = slot->state == State::kExited ? State::kDone : State::kLeaving;
   slot->due = absl::InfiniteDuration();
@@ -143,7 +144,7 @@ void Job::On(const WorkerEnded& event) {
   }
   if (going_on) {
     EndedWhileRunning(event.slot, ours ? State::kKilled : before, joined, event.end);
-  } else if (phase_ == JobPhase::kStopping && slot->asked && !slot->sealed && !ours) {
+  } else if (phase_ == JobPhase::kStopping && stop_.includes(event.slot) && !slot->sealed && !ours) {
     // Batch systems signal every process of a job, so the stop's own signal may end it. Nothing is
     // charged either way.
     const FaultClass fault_class =
@@ -187,17 +188,14 @@ void Job::On(const StopAsked& event) {
 }
 
 void Job::On(const StopAnswered& event) {
-  Slot* const slot = Present(event.slot, event.incarnation);
-  if (slot == nullptr || phase_ != JobPhase::kStopping || !slot->asked || went_ || gave_up_) return;
-  if (event.asked != 0 && event.asked != stop_step_) return;  // of a former S
-  if (event.on_time) {
-    slot->on_time = true;
-    TryGo();
-  } else if (event.asked != 0 || event.step >= stop_step_) {
-    stop_margin_ *= 2;
-    Ask(std::max(newest_step_, event.step) + stop_margin_,
-        fmt::format("rank {} was late for step {}", event.slot, stop_step_));
+  const Slot* const slot = Present(event.slot, event.incarnation);
+  if (slot == nullptr || phase_ != JobPhase::kStopping) return;
+  const int64_t former = stop_.step();
+  if (stop_.OnAnswer(event.slot, event.on_time, event.step, event.asked)) {
+    Ask(std::max(newest_step_, event.step),
+        fmt::format("rank {} was late for step {}", event.slot, former));
   }
+  TryGo();
 }
 
 void Job::On(const StopPersisted& event) {

@@ -34,38 +34,30 @@ void Job::BeginStop(int signal, const std::string& reason) {
     }
   }
   if (was_reforming) return GiveUpStop(reason + " while re-forming");
-  Ask(newest_step_ + stop_margin_, reason);
+  Ask(newest_step_, reason);
 }
 
-void Job::Ask(int64_t step, const std::string& reason) {
+void Job::Ask(int64_t newest_step, const std::string& reason) {
   bool anybody = false;
-  for (Slot& slot : slots_) {
-    slot.asked = slot.asked || (IsAlive(slot) && slot.joined && !slot.finished);
-    slot.on_time = false;
-    anybody = anybody || slot.asked;
+  for (size_t i = 0; i < slots_.size(); ++i) {
+    const Slot& slot = slots_[i];
+    const int index = static_cast<int>(i);
+    if (IsAlive(slot) && slot.joined && !slot.finished) stop_.Include(index);
+    anybody = anybody || stop_.includes(index);
   }
   if (!anybody) return;
-  stop_step_ = step;
   persist_due_ = stop_due_;
-  Emit(AskStop{step, reason});
+  Emit(AskStop{stop_.Ask(newest_step), reason});
 }
 
 void Job::TryGo() {
-  if (went_ || gave_up_) return;
-  bool anybody = false;
-  for (const Slot& slot : slots_) {
-    if (!slot.asked || slot.finished) continue;
-    if (!slot.on_time) return;
-    anybody = true;
-  }
-  if (!anybody) return;
-  went_ = true;
-  Emit(GoStop{stop_step_});
+  if (stop_.Go()) Emit(GoStop{stop_.step()});
 }
 
 // S will not come: what all ranks have in memory is saved without their help.
 void Job::GiveUpStop(const std::string& reason) {
-  if (std::exchange(gave_up_, true)) return;
+  if (stop_.gave_up()) return;
+  stop_.GiveUp();
   if (!any_joined_) return;
   Abort(reason);
   Persist(reason, stop_due_);
@@ -80,9 +72,11 @@ void Job::GiveUpStop(const std::string& reason) {
 // The time for sealing and leaving is over.
 void Job::EndStop() {
   seal_due_ = absl::InfiniteDuration();
-  const bool all_sealed = std::all_of(slots_.begin(), slots_.end(), [](const Slot& slot) {
-    return !slot.asked || slot.sealed || slot.finished;
-  });
+  bool all_sealed = true;
+  for (size_t i = 0; i < slots_.size(); ++i) {
+    const bool owes = stop_.includes(static_cast<int>(i)) && !slots_[i].finished;
+    all_sealed = all_sealed && (!owes || slots_[i].sealed);
+  }
   if (!all_sealed) GiveUpStop("the stop's step did not come in time");
   for (size_t i = 0; i < slots_.size(); ++i) {
     if (IsAlive(slots_[i]) && !IsDying(slots_[i])) {
@@ -164,7 +158,7 @@ std::string Job::StopReason() const {
   if (not_in_root()) return fmt::format("stopped ({}): {}", stop_reason_, *not_in_root());
   if (!any_joined_) return fmt::format("stopped ({})", stop_reason_);
   return fmt::format("stopped ({}): {}; {}", stop_reason_,
-                     gave_up_ ? "the newest common snapshot" : fmt::format("step {}", stop_step_),
+                     stop_.gave_up() ? "the newest common snapshot" : fmt::format("step {}", stop_.step()),
                      durable_ ? "saved" : "not durable");
 }
 

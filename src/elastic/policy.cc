@@ -13,6 +13,8 @@ bool Contains(const std::vector<int>& codes, int code) {
   return std::find(codes.begin(), codes.end(), code) != codes.end();
 }
 
+constexpr int kResourceRetries = 1;
+
 Judgement Finish(JobOutcome outcome, std::string reason, int worker_code = 1) {
   return {.exit_code = ExitCodeOf(outcome, 80, worker_code), .reason = std::move(reason)};
 }
@@ -37,7 +39,10 @@ bool CountsAsCrash(FaultClass fault_class) {
 }
 
 void FaultHistory::Add(const FaultRecord& fault) {
-  ++(CountsAsCrash(fault.fault_class) ? crashes : others);
+  ++(fault.as_crash || CountsAsCrash(fault.fault_class) ? crashes : others);
+  if (fault.fault_class == FaultClass::kResource) ++resources;
+  seen_faults.push_back(
+      {fault.fault_class, fault.root, fault.step_reached, fault.node, fault.as_crash});
   for (auto& [root, count] : roots) {
     if (root == fault.root) {
       ++count;
@@ -47,6 +52,15 @@ void FaultHistory::Add(const FaultRecord& fault) {
   roots.emplace_back(fault.root, 1);
 }
 
+void FaultHistory::TakeBackNewest() {
+  if (seen_faults.empty()) return;  // refunded meanwhile
+  const SeenFault& newest = seen_faults.back();
+  --(newest.as_crash || CountsAsCrash(newest.fault_class) ? crashes : others);
+  if (newest.fault_class == FaultClass::kResource) --resources;
+  for (auto& [root, count] : roots) count -= root == newest.root ? 1 : 0;
+  seen_faults.pop_back();
+}
+
 void FaultHistory::AddRestart(absl::Duration now) {
   ++restarts;
   std::erase_if(restart_times, [now](absl::Duration at) { return now - at >= absl::Hours(1); });
@@ -54,8 +68,9 @@ void FaultHistory::AddRestart(absl::Duration now) {
 }
 
 void FaultHistory::Refund() {
-  crashes = others = restarts = 0;
+  crashes = others = restarts = resources = 0;
   roots.clear();
+  seen_faults.clear();
 }
 
 int FaultHistory::seen(uint64_t root) const {
@@ -102,7 +117,28 @@ Judgement JudgeFault(const FaultHistory& history, const FaultRecord& fault,
     return Finish(JobOutcome::kNeedsHuman,
                   fmt::format("the same root {} times without progress", history.seen(fault.root)));
   }
+  if (fault.fault_class == FaultClass::kResource && history.resources > kResourceRetries) {
+    return Finish(JobOutcome::kNeedsHuman,
+                  fmt::format("out of memory, disk or the like {} times without progress",
+                              history.resources));
+  }
   return {.restart = true, .delay = BackOff(history.restarts)};
+}
+
+PlaceJudgement JudgePlace(const FaultHistory& history) {
+  if (history.seen_faults.empty()) return PlaceJudgement::kStay;
+  const SeenFault& newest = history.seen_faults.back();
+  if (!CountsAsCrash(newest.fault_class)) return PlaceJudgement::kStay;
+  PlaceJudgement judgement = PlaceJudgement::kStay;
+  for (size_t i = 0; i + 1 < history.seen_faults.size(); ++i) {
+    const SeenFault& former = history.seen_faults[i];
+    const bool same = former.root == newest.root && former.step == newest.step;
+    if (same && former.node != newest.node) return PlaceJudgement::kDeterministic;
+    const bool hangs = former.fault_class == FaultClass::kHang &&
+                       newest.fault_class == FaultClass::kHang && former.node == newest.node;
+    if (same || hangs) judgement = PlaceJudgement::kSwapNode;
+  }
+  return judgement;
 }
 
 }  // namespace outlast

@@ -84,9 +84,40 @@ TEST(JudgeFault, WithRetryCodesOnlyTheseAreTriedAgain) {
 TEST(JudgeFault, OtherClassesHaveABudgetOfTheirOwn) {
   Court court{.options = {.same_root_limit = 100}};
   for (int i = 0; i < 6; ++i)
-    EXPECT_TRUE(court.Judge({.fault_class = FaultClass::kResource}).restart);
+    EXPECT_TRUE(court.Judge({.fault_class = FaultClass::kNodeLost}).restart);
   EXPECT_EQ(court.history.crashes, 0);
-  EXPECT_EQ(court.Judge({.fault_class = FaultClass::kResource}).exit_code, 83);
+  EXPECT_EQ(court.Judge({.fault_class = FaultClass::kNodeLost}).exit_code, 83);
+}
+
+TEST(JudgeFault, MemoryOrDiskThatIsUsedUpIsTriedOnceMore) {
+  Court court;
+  const FaultRecord oom{.fault_class = FaultClass::kResource, .root = 5};
+  EXPECT_TRUE(court.Judge(oom).restart);
+  EXPECT_EQ(court.Judge(oom).exit_code, 82);
+}
+
+TEST(JudgePlace, TheSameRootAtTheSameStepIsTheNodeOrTheProgram) {
+  const auto judge = [](std::vector<FaultRecord> faults) {
+    FaultHistory history;
+    for (const FaultRecord& fault : faults) history.Add(fault);
+    return JudgePlace(history);
+  };
+  const FaultRecord on_a{.step_reached = 7, .root = 1, .node = "a"};
+  FaultRecord on_b = on_a, later = on_a;
+  on_b.node = "b";
+  later.step_reached = 8;
+  EXPECT_EQ(judge({on_a}), PlaceJudgement::kStay);
+  EXPECT_EQ(judge({on_a, later}), PlaceJudgement::kStay);
+  EXPECT_EQ(judge({on_a, on_a}), PlaceJudgement::kSwapNode);
+  EXPECT_EQ(judge({on_a, on_b}), PlaceJudgement::kDeterministic);
+  FaultRecord hang{.fault_class = FaultClass::kHang, .step_reached = 7, .root = 2, .node = "a"};
+  FaultRecord other_hang = hang;
+  other_hang.step_reached = 9;
+  EXPECT_EQ(judge({hang, other_hang}), PlaceJudgement::kSwapNode);
+  // Two nodes that are lost at one step say nothing about the program.
+  FaultRecord lost{.fault_class = FaultClass::kNodeLost, .root = 3, .node = "a"}, other = lost;
+  other.node = "b";
+  EXPECT_EQ(judge({lost, other}), PlaceJudgement::kStay);
 }
 
 TEST(JudgeFault, AtMostTwentyRestartsInAnHourWhateverTheProgress) {

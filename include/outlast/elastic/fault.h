@@ -13,6 +13,8 @@ enum class FaultClass : uint8_t {
   kHang,       // a verdict of the watchdog
   kResource,   // out of memory, disk full, cgroup limit
   kEarlyExit,  // exit code 0 while others run past the grace
+  kHardware,   // a card, a link, or a process that SIGKILL does not end: the node is excluded
+  kNodeLost,   // its agent is silent, or came back without its workers
 };
 std::string_view FaultClassName(FaultClass fault_class);
 
@@ -38,6 +40,8 @@ struct FaultRecord {
   // Failed after a peer in the same generation: recorded for people, never charged, never the
   // cause.
   bool victim = false;
+  std::string node;       // of several; empty in a job of one node
+  bool as_crash = false;  // charged like a crash although its class has a budget of its own
 };
 
 // FaultRecord::root. `what` is an exit code, 128 + signal, or the verdict's name; `phase` where the

@@ -8,6 +8,10 @@
 // A *slot* is the place that a rank holds: on one node slot and rank are the same number. Nothing
 // here sleeps, reads a clock or touches a process: the keeper does what the actions say.
 //
+// Several nodes are Coordinator and NodeAgent (coordinator.h). This is their one-node case in one
+// machine, with the same events and actions of workers, the same fault policy and stop agreement: a
+// keeper that drives the pair through an in-process transport would do what this one does.
+//
 // Joined and plain. A worker is *plain* until it joins, and so is a slot whose last process never
 // joined. A joined worker whose peer fails survives: it is told to abort, unwinds, is staged and
 // enters the next generation. A dead slot that had joined is refilled at once, and the generation
@@ -47,6 +51,7 @@
 #include "outlast/elastic/fault.h"
 #include "outlast/elastic/job_options.h"
 #include "outlast/elastic/policy.h"
+#include "outlast/elastic/stop_agreement.h"
 
 namespace outlast {
 
@@ -95,8 +100,6 @@ class Job {
     bool joined = false;    // the present process has
     bool plain = true;      // the last process never joined
     bool finished = false;  // its body returned OK
-    bool asked = false;     // for the stop's step
-    bool on_time = false;   // answered so
     bool sealed = false;    // the stop's step
     absl::Duration spawned_at;
     absl::Duration due = absl::InfiniteDuration();
@@ -137,7 +140,7 @@ class Job {
 
   // Stops and ends (job_stop.cc).
   void BeginStop(int signal, const std::string& reason);
-  void Ask(int64_t step, const std::string& reason);
+  void Ask(int64_t newest_step, const std::string& reason);
   void TryGo();
   void GiveUpStop(const std::string& reason);
   void EndStop();
@@ -191,10 +194,7 @@ class Job {
   int stop_signal_ = 0;
   std::string stop_reason_;
   int interrupts_ = 0;
-  int64_t stop_step_ = 0;
-  int64_t stop_margin_ = 2;
-  bool went_ = false;
-  bool gave_up_ = false;
+  StopAgreement stop_;
   bool plain_was_signalled_ = false;
   absl::Duration seal_due_ = absl::InfiniteDuration();
   absl::Duration kill_due_ = absl::InfiniteDuration();

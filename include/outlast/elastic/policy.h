@@ -15,20 +15,35 @@ namespace outlast {
 // Crash, hang and early exit share one budget, `max_restarts`.
 bool CountsAsCrash(FaultClass fault_class);
 
+// What a fault was, and where.
+struct SeenFault {
+  FaultClass fault_class = FaultClass::kCrash;
+  uint64_t root = 0;
+  int64_t step = 0;
+  std::string node;
+  bool as_crash = false;
+  bool operator==(const SeenFault&) const = default;
+};
+
 // What was charged since the last progress, and the restarts of the last hour, which no progress
 // refunds.
 struct FaultHistory {
   int crashes = 0;
   int others = 0;                               // faults of other classes
   int restarts = 0;                             // since progress
+  int resources = 0;                            // of those, out of memory and the like
   std::vector<std::pair<uint64_t, int>> roots;  // how often each was seen
+  std::vector<SeenFault> seen_faults;           // in order
   std::vector<absl::Duration> restart_times;    // ascending, at most an hour before the newest
 
   void Add(const FaultRecord& fault);
+  // The newest fault was a victim of one that is heard of only now.
+  void TakeBackNewest();
   void AddRestart(absl::Duration now);
   void Refund();
   int seen(uint64_t root) const;
   int restarts_in_last_hour(absl::Duration now) const;
+  bool operator==(const FaultHistory&) const = default;
 };
 
 struct Judgement {
@@ -40,9 +55,18 @@ struct Judgement {
 
 // `history` has `fault` already. In this order: a no-retry code or `max_restarts` 0: the worker's
 // own code; crashes used up, other classes used up, restarts of an hour used up: 83; the same root
-// again while restarts remain: 82; else a restart, after 0, 1, 2, 4 ... 60 s: the first one without
-// progress is at once. There is no jitter: one job is one coordinator, so nothing has to be spread.
+// again, or memory or disk used up again, while restarts remain: 82; else a restart, after 0, 1, 2,
+// 4 ... 60 s: the first one without progress is at once. There is no jitter: one job is one
+// coordinator, so nothing has to be spread.
 Judgement JudgeFault(const FaultHistory& history, const FaultRecord& fault,
                      const JobOptions& options, absl::Duration now);
+
+// What the places of the faults since progress say about the newest one. `history` has it already.
+enum class PlaceJudgement : uint8_t {
+  kStay,      // nothing
+  kSwapNode,  // the same root at the same step, or a second hang, on this node: try another one
+  kDeterministic,  // the same root at the same step on another node: it is the program
+};
+PlaceJudgement JudgePlace(const FaultHistory& history);
 
 }  // namespace outlast

@@ -1,0 +1,218 @@
+// How a node's part of a job ends.
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <csignal>
+
+#include "outlast/elastic/node_agent.h"
+
+namespace outlast {
+
+// --- Asked here ---
+
+void NodeAgent::On(const StopAsked& event) {
+  if (event.signal == SIGINT) ++interrupts_;
+  const bool hurry = event.signal == SIGINT && interrupts_ >= 2;
+  if (leave_ && !hurry) return;  // a second one changes nothing
+  const absl::Duration within = options_.elastic.budget.stop_within;
+  leave_ = control::Leave{.signal = event.signal, .hurry = hurry, .within = within};
+  Send(*leave_);
+  if (hurry) {
+    EndAll(ExitCodeOf(JobOutcome::kInterrupted), "asked twice", false);
+    for (size_t i = 0; i < slots_.size(); ++i) {
+      if (IsAlive(slots_[i]) && slots_[i].state != State::kKilled)
+        Kill(static_cast<int>(i), "asked twice");
+    }
+    return;
+  }
+  // Whatever the coordinator says, or doesn't: the platform's time is this node's limit.
+  if (stop_due_ == absl::InfiniteDuration()) {
+    kill_due_ = now_ + std::min(options_.elastic.budget.grace, within);
+    seal_due_ = kill_due_ - std::min(options_.elastic.budget.abort_term, (kill_due_ - now_) / 2);
+  }
+}
+
+// --- Agreed with the coordinator ---
+
+void NodeAgent::Hear(const control::Stop& stop) {
+  using control::StopHow;
+  if (!stopping_) BeginStop(stop.signal, stop.within);
+  if (stop.how == StopHow::kAtStep) {
+    if (gave_up_) return;
+    if (stop.step != stop_.step()) {
+      AskWorkers(stop.step, stop.reason);
+    } else {
+      answered_ = false;
+    }
+    return AnswerStop();
+  }
+  GiveUpStop(stop.reason, stop.how == StopHow::kAtOnce);
+  if (stop.how != StopHow::kHurry) return;
+  persist_due_ = absl::InfiniteDuration();
+  for (size_t i = 0; i < slots_.size(); ++i) {
+    if (IsAlive(slots_[i]) && slots_[i].state != State::kKilled)
+      Kill(static_cast<int>(i), stop.reason);
+  }
+}
+
+void NodeAgent::BeginStop(int signal, absl::Duration within) {
+  const JobOptions& budget = options_.elastic.budget;
+  stopping_ = true;
+  stop_due_ = now_ + within;
+  kill_due_ = std::min(kill_due_, now_ + std::min(budget.grace, within));
+  seal_due_ = std::min(seal_due_,
+                       kill_due_ - std::min(budget.abort_term,
+                                            std::max(absl::ZeroDuration(), kill_due_ - now_) / 2));
+  for (size_t i = 0; i < slots_.size(); ++i) {
+    Slot& slot = slots_[i];
+    if (slot.state == State::kStaged) slot.due = absl::InfiniteDuration();
+    if (slot.state == State::kExited) slot.state = State::kDone;
+    if (slot.state != State::kStarting || slot.joined) continue;
+    Emit(ForwardSignal{static_cast<int>(i), slot.incarnation, signal});
+    slot.due = absl::InfiniteDuration();
+    if (signal == SIGTERM) {  // no second one later
+      slot.state = State::kTerminating;
+      slot.due = kill_due_;
+    }
+  }
+}
+
+void NodeAgent::AskWorkers(int64_t step, const std::string& reason) {
+  bool anybody = false;
+  for (size_t i = 0; i < slots_.size(); ++i) {
+    const Slot& slot = slots_[i];
+    if (!IsAlive(slot) || !slot.joined || slot.finished) continue;
+    stop_.Include(static_cast<int>(i));
+    anybody = true;
+  }
+  stop_.AskFor(step);
+  answered_ = false;
+  if (anybody) Emit(AskStop{step, reason});
+}
+
+void NodeAgent::On(const StopAnswered& event) {
+  if (Present(event.slot, event.incarnation) == nullptr || !stopping_) return;
+  if (stop_.OnAnswer(event.slot, event.on_time, event.step, event.asked)) {
+    answered_ = true;  // the next question is answered anew
+    return Send(control::Stopping{.asked = stop_.step(), .on_time = false, .step = event.step});
+  }
+  AnswerStop();
+}
+
+void NodeAgent::AnswerStop() {
+  if (answered_ || stop_.step() == 0 || gave_up_ || !stop_.everybody_is_on_time()) return;
+  answered_ = link_ == Link::kUp;
+  Send(control::Stopping{.asked = stop_.step(), .on_time = true});
+}
+
+void NodeAgent::Hear(const control::Go& go) {
+  if (!stopping_ || gave_up_ || went_ || go.step != stop_.step()) return;
+  went_ = true;
+  if (any_joined_) persist_due_ = stop_due_;
+  Emit(GoStop{go.step});
+}
+
+void NodeAgent::On(const StopPersisted& event) {
+  if (!stopping_) return;
+  durable_ = durable_ || event.durable;
+  persist_due_ = absl::InfiniteDuration();
+}
+
+// --- Deadlines ---
+
+// S will not come: what all ranks have in memory is saved without their help.
+void NodeAgent::GiveUpStop(const std::string& reason, bool keep) {
+  if (std::exchange(gave_up_, true)) return;
+  stop_.GiveUp();
+  Abort(reason);
+  if (keep) Persist(reason);
+  if (kill_due_ == absl::InfiniteDuration()) kill_due_ = now_;
+  for (size_t i = 0; i < slots_.size(); ++i) {
+    const Slot& slot = slots_[i];
+    if (!IsAlive(slot) || slot.finished || slot.sealed || IsDying(slot)) continue;
+    const absl::Duration until = now_ + patience(slot);
+    Terminate(static_cast<int>(i), slot.joined ? until : std::max(until, kill_due_), reason);
+  }
+}
+
+// The time for sealing and leaving is over.
+void NodeAgent::EndStop() {
+  seal_due_ = absl::InfiniteDuration();
+  bool all_sealed = went_;
+  for (size_t i = 0; i < slots_.size(); ++i) {
+    const bool owes = stop_.includes(static_cast<int>(i)) && !slots_[i].finished;
+    all_sealed = all_sealed && (!owes || slots_[i].sealed);
+  }
+  if (!all_sealed) GiveUpStop("the stop's step did not come in time", true);
+  for (size_t i = 0; i < slots_.size(); ++i) {
+    if (IsAlive(slots_[i]) && !IsDying(slots_[i]))
+      Terminate(static_cast<int>(i), std::max(now_, kill_due_), "the stop's grace is over");
+  }
+}
+
+void NodeAgent::LookAtStop() {
+  if (now_ >= seal_due_) {
+    if (!stopping_) BeginStop(leave_ ? leave_->signal : SIGTERM, kill_due_ - now_);
+    EndStop();
+  }
+  if (now_ >= persist_due_) persist_due_ = absl::InfiniteDuration();
+}
+
+// Ends all workers, then the agent.
+void NodeAgent::EndAll(int exit_code, const std::string& reason, bool keep) {
+  if (!end_) end_ = {exit_code, reason};
+  if (!stopping_) {
+    stopping_ = true;
+    stop_due_ = now_ + options_.elastic.budget.stop_within;
+  }
+  seal_due_ = absl::InfiniteDuration();
+  GiveUpStop(reason, keep);
+}
+
+void NodeAgent::Persist(const std::string& reason) {
+  if (!any_joined_ || durable_) return;
+  persist_due_ = stop_due_;
+  Emit(PersistCommon{reason});
+}
+
+void NodeAgent::FinishWhenAllEnded() {
+  if (is_over_) return;
+  const bool lives = std::any_of(slots_.begin(), slots_.end(), IsAlive);
+  // It left, and the generation that it was in goes on without it.
+  if (leave_ && !stopping_ && !lives && committed_ > 0 && !is_preparing() &&
+      !commit_.map.Has(options_.node, options_.incarnation)) {
+    return Finish(ExitCodeOf(JobOutcome::kLeft), "left on request");
+  }
+  if (!stopping_) {
+    if (said_bye_ || lives || committed_ == 0 || is_preparing() || link_ != Link::kUp) return;
+    bool holds_any = false;
+    for (const Slot& slot : slots_) {
+      if (slot.rank < 0) continue;
+      holds_any = true;
+      const bool is_done = slot.state == State::kDone || slot.state == State::kExited;
+      if (!is_done) return;
+    }
+    if (!holds_any) return;
+    said_bye_ = true;
+    return Send(control::Bye{.generation = committed_, .final_step = newest_step_});
+  }
+  if (lives || persist_due_ != absl::InfiniteDuration()) return;
+  if (end_) return Finish(end_->first, end_->second);
+  if (farewell_due_ == absl::InfiniteDuration())
+    farewell_due_ = std::max(now_, stop_due_) + options_.elastic.budget.stop_within;
+  if (now_ >= farewell_due_) {
+    return Finish(ExitCodeOf(durable_ ? JobOutcome::kPreemptedSaved : JobOutcome::kPreemptedUnsaved,
+                             options_.elastic.budget.preempt_exit),
+                  "the coordinator did not say how the job ended");
+  }
+  if (said_bye_ || link_ != Link::kUp) return;
+  said_bye_ = true;
+  Send(control::Bye{.generation = committed_, .durable = durable_, .final_step = newest_step_});
+}
+
+void NodeAgent::Finish(int exit_code, const std::string& reason) {
+  is_over_ = true;
+  Emit(FinishJob{exit_code, reason});
+}
+
+}  // namespace outlast

@@ -1,0 +1,488 @@
+// What coordinator and agents do together, told by small clusters without chance: eight nodes of
+// one slot each, unless a test says otherwise.
+#include "outlast/elastic/coordinator.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <csignal>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "outlast/base/status.h"
+#include "tests/elastic/cluster_sim.h"
+
+namespace outlast {
+namespace {
+
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+
+constexpr ProcessEnd kKill9{.signal = SIGKILL};
+
+ClusterOptions Nodes(int nodes, int min_world, int max_world) {
+  ClusterOptions options{.capacities = std::vector<int>(static_cast<size_t>(nodes), 1)};
+  options.elastic.job = "job";
+  options.elastic.membership = {.min_world = min_world, .max_world = max_world};
+  return options;
+}
+
+struct Bench {
+  explicit Bench(ClusterOptions options, int started = 1000) : cluster(7, options, coverage) {
+    cluster.StartCoordinator();
+    for (int node = 0; node < std::min(started, cluster.nodes()); ++node) cluster.StartAgent(node);
+  }
+  ~Bench() { EXPECT_EQ(cluster.error(), ""); }
+
+  // Until the job runs in `generation`, all ranks in their bodies.
+  bool RunsIn(uint64_t generation, absl::Duration within = absl::Seconds(30)) {
+    return cluster.Run(within, [&] {
+      return cluster.coordinator_is_up() &&
+             cluster.coordinator()->phase() == CoordinatorPhase::kRunning &&
+             cluster.coordinator()->state().generation() == generation && cluster.IsWhole();
+    });
+  }
+  bool Ends(int code, absl::Duration within = absl::Minutes(2)) {
+    return cluster.Run(within, [&] { return cluster.AllAgentsAreOver(); }) &&
+           cluster.job_code() == code;
+  }
+  void Train() { cluster.Run(absl::Seconds(5)); }
+  std::vector<uint64_t> Processes() const {
+    std::vector<uint64_t> processes;
+    for (int node = 0; node < cluster.nodes(); ++node)
+      processes.push_back(cluster.has_agent(node) ? cluster.process(node, 0) : 0);
+    return processes;
+  }
+  std::vector<std::string> Holders() const {
+    std::vector<std::string> nodes;
+    for (const RankRun& run : cluster.newest_commit().map.runs) nodes.push_back(run.node);
+    return nodes;
+  }
+
+  ClusterCoverage coverage;
+  Cluster cluster;
+};
+
+// --- Forming and ending ---
+
+TEST(Coordinator, FormsWhenAllAreThereAndEndsWithZeroWhenAllWorkIsDone) {
+  Bench bench(Nodes(8, 8, 8));
+  ASSERT_TRUE(bench.RunsIn(1, absl::Seconds(4))) << "no last call when the world is full";
+  bench.cluster.FinishAllWork();
+  EXPECT_TRUE(bench.Ends(0));
+}
+
+TEST(Coordinator, FormsWithFewerAfterTheLastCallAndLeavesSparesAside) {
+  Bench bench(Nodes(8, 4, 8), 6);
+  EXPECT_FALSE(bench.RunsIn(1, absl::Seconds(4)));
+  ASSERT_TRUE(bench.RunsIn(1));
+  EXPECT_EQ(bench.cluster.newest_commit().map.world, 6);
+}
+
+TEST(Coordinator, TooFewAgentsAtTheJoinDeadlineEndWithEightyFourAndTheNumbers) {
+  Bench bench(Nodes(8, 8, 8), 5);
+  EXPECT_TRUE(bench.Ends(84, absl::Minutes(11)));
+  EXPECT_THAT(bench.cluster.coordinator()->state().ended->reason,
+              HasSubstr("5 ranks can be placed, at least 8 are wanted"));
+}
+
+// --- Faults ---
+
+TEST(Coordinator, ALostWorkerIsReplacedOnItsNodeAndSurvivorsKeepProcessAndRank) {
+  Bench bench(Nodes(8, 8, 8));
+  ASSERT_TRUE(bench.RunsIn(1));
+  bench.Train();
+  std::vector<uint64_t> before = bench.Processes();
+  const std::vector<std::string> holders = bench.Holders();
+  bench.cluster.KillWorker(3, 0, kKill9);
+  ASSERT_TRUE(bench.RunsIn(2));
+  std::vector<uint64_t> after = bench.Processes();
+  EXPECT_NE(before[3], after[3]);
+  before[3] = after[3] = 0;
+  EXPECT_EQ(after, before);
+  EXPECT_EQ(bench.Holders(), holders);
+  EXPECT_EQ(bench.cluster.coordinator()->state().history.crashes, 1);
+}
+
+TEST(Coordinator, ALostNodeIsReplacedByASpareAfterTheGraceAndCostsNoRestart) {
+  Bench bench(Nodes(9, 8, 8));
+  ASSERT_TRUE(bench.RunsIn(1));
+  const std::vector<std::string> before = bench.Holders();
+  const int lost = static_cast<int>(before[2][2] - '0');
+  bench.cluster.CrashAgent(lost);
+  EXPECT_FALSE(bench.RunsIn(2, absl::Seconds(9)));
+  ASSERT_TRUE(bench.RunsIn(2));
+  std::vector<std::string> after = bench.Holders();
+  EXPECT_NE(after[2], before[2]);
+  after[2] = before[2];
+  EXPECT_EQ(after, before) << "only the lost node's rank moved";
+  EXPECT_EQ(bench.cluster.coordinator()->state().history.crashes, 0);
+  EXPECT_EQ(bench.cluster.coordinator()->state().history.others, 1);
+}
+
+TEST(Coordinator, AStreamThatIsBackInItsGraceChangesNothing) {
+  Bench bench(Nodes(8, 8, 8));
+  ASSERT_TRUE(bench.RunsIn(1));
+  const std::vector<uint64_t> before = bench.Processes();
+  bench.cluster.CutAgent(2);
+  EXPECT_TRUE(bench.cluster.Run(absl::Seconds(8), [&] {
+    return bench.cluster.coordinator()->phase() == CoordinatorPhase::kSuspect;
+  }));
+  bench.cluster.network().Heal();
+  ASSERT_TRUE(bench.RunsIn(1));
+  EXPECT_EQ(bench.Processes(), before);
+  EXPECT_TRUE(bench.cluster.faults().empty());
+}
+
+TEST(Coordinator, WithoutASpareTheWorldShrinksAndGrowsAgainAtACommittedStep) {
+  Bench bench(Nodes(8, 4, 8));
+  ASSERT_TRUE(bench.RunsIn(1));
+  bench.cluster.CrashAgent(5);
+  ASSERT_TRUE(bench.RunsIn(2));
+  EXPECT_EQ(bench.cluster.newest_commit().map.world, 7);
+  bench.cluster.StartAgent(5);
+  ASSERT_TRUE(bench.RunsIn(3));
+  EXPECT_EQ(bench.cluster.newest_commit().map.world, 8);
+  EXPECT_GT(bench.cluster.coordinator()->state().step_committed, 0);
+}
+
+// Without a spare a lost node costs a restart, also when it is back at once.
+TEST(Coordinator, AnAgentThatComesBackWithoutItsWorkersIsCountedWhateverItsHaste) {
+  ClusterOptions options = Nodes(8, 8, 8);
+  options.commits = false;
+  options.elastic.budget.same_root_limit = 100;
+  Bench bench(options);
+  ASSERT_TRUE(bench.RunsIn(1));
+  for (int times = 0; times < 3; ++times) {
+    bench.cluster.CrashAgent(4);
+    bench.cluster.StartAgent(4);
+    ASSERT_TRUE(bench.RunsIn(static_cast<uint64_t>(times) + 2, absl::Minutes(3))) << times;
+  }
+  bench.cluster.CrashAgent(4);
+  bench.cluster.StartAgent(4);
+  EXPECT_TRUE(bench.Ends(83, absl::Minutes(5)));
+}
+
+TEST(Coordinator, TheSameRootThreeTimesWithoutProgressEndsWithEightyTwo) {
+  ClusterOptions options = Nodes(8, 8, 8);
+  options.commits = false;
+  options.elastic.budget.max_restarts = 10;
+  Bench bench(options);
+  for (uint64_t generation = 1; generation <= 3; ++generation) {
+    ASSERT_TRUE(bench.RunsIn(generation, absl::Minutes(2)));
+    bench.Train();
+    bench.cluster.KillWorker(1, 0, {.code = 9});
+  }
+  EXPECT_TRUE(bench.Ends(82));
+}
+
+TEST(Coordinator, ASecondHangOnOneNodeSwapsItForASpare) {
+  Bench bench(Nodes(9, 8, 8));
+  ASSERT_TRUE(bench.RunsIn(1));
+  const std::vector<std::string> holders = bench.Holders();
+  const int node = holders[0][2] - '0';
+  bench.cluster.GiveVerdict(node, 0, true);
+  ASSERT_TRUE(bench.RunsIn(2, absl::Minutes(2)));
+  bench.cluster.GiveVerdict(node, 0, true);
+  ASSERT_TRUE(bench.RunsIn(3, absl::Minutes(2)));
+  EXPECT_NE(bench.Holders()[0], holders[0]);
+  EXPECT_EQ(bench.cluster.exit_code(node), 87);
+}
+
+TEST(Coordinator, ABadCandidateIsFollowedByTheNextOneAndTheListsEndByEightyTwo) {
+  Bench bench(Nodes(8, 8, 8));
+  ASSERT_TRUE(bench.RunsIn(1));
+  bench.cluster.Run(absl::Seconds(15));  // a checkpoint, and a snapshot that all have
+  bench.cluster.FailRestore();
+  bench.cluster.KillWorker(0, 0, kKill9);
+  ASSERT_TRUE(bench.RunsIn(2));
+  const control::Commit& commit = bench.cluster.coordinator()->state().commit;
+  ASSERT_EQ(commit.resume.size(), 2u);
+  EXPECT_EQ(commit.resume[0].generation, 1u);
+  EXPECT_EQ(commit.resume[1].generation, 0u);
+  EXPECT_EQ(commit.candidate, 1);
+}
+
+// --- Attribution, at the machine itself ---
+
+struct Desk {
+  Desk() : coordinator(Options(), {}, Id128::FromName("run")) { Give(StartEvent{}); }
+  static ElasticOptions Options() {
+    ElasticOptions options{.job = "job"};
+    options.membership = {.min_world = 2, .max_world = 2};
+    return options;
+  }
+  std::vector<CoordinatorAction> Give(const CoordinatorEvent& event) {
+    now += absl::Milliseconds(1);
+    return coordinator.Step(event, now);
+  }
+  std::vector<CoordinatorAction> Hello(uint64_t stream, control::Hello hello,
+                                       std::string distrust = "") {
+    return Give(HelloReceived{stream, std::move(hello), "10.0.0.1:5", std::move(distrust)});
+  }
+  std::vector<CoordinatorAction> Say(uint64_t stream, control::AgentMessage message) {
+    return Give(AgentSaid{stream, std::move(message)});
+  }
+  void Form() {
+    Hello(1, {.job = "job", .node = "a", .incarnation = 11, .capacity = 1});
+    Hello(2, {.job = "job", .node = "b", .incarnation = 12, .capacity = 1});
+    for (const uint64_t stream : {1, 2})
+      Say(stream, control::Prepared{.generation = 1, .round = 1, .staged = true});
+    for (const uint64_t stream : {1, 2}) Say(stream, control::Committed{1});
+  }
+  static std::string RefusalIn(const std::vector<CoordinatorAction>& actions) {
+    for (const CoordinatorAction& action : actions) {
+      const auto* send = std::get_if<SendToAgent>(&action);
+      if (send == nullptr) continue;
+      if (const auto* refused = std::get_if<control::Refused>(&send->message))
+        return refused->reason;
+    }
+    return "";
+  }
+
+  Coordinator coordinator;
+  absl::Duration now = absl::Seconds(50);
+};
+
+TEST(Coordinator, APeersErrorIsAVictimOnceTheCauseIsHeardOf) {
+  Desk desk;
+  desk.Form();
+  ASSERT_EQ(desk.coordinator.phase(), CoordinatorPhase::kRunning);
+  desk.Say(1, control::Fault{.rank = 0,
+                             .generation = 1,
+                             .process = 1,
+                             .born = 1,
+                             .evidence = control::Evidence::kPeer,
+                             .end = {.code = 1},
+                             .what = "1",
+                             .detail = "rank 0: connection reset"});
+  EXPECT_EQ(desk.coordinator.state().history.seen_faults.back().node, "a");
+  desk.Say(2, control::Fault{.rank = 1,
+                             .generation = 1,
+                             .process = 1,
+                             .born = 1,
+                             .end = {.signal = 11},
+                             .what = "139",
+                             .detail = "rank 1: signal 11"});
+  const FaultHistory& history = desk.coordinator.state().history;
+  EXPECT_EQ(history.crashes, 1);
+  EXPECT_EQ(history.seen_faults.back().node, "b");
+  // One more is a victim, and what is told twice is counted once.
+  desk.Say(1, control::Fault{.rank = 0,
+                             .generation = 1,
+                             .process = 2,
+                             .born = 1,
+                             .end = {.signal = 6},
+                             .what = "134"});
+  desk.Say(2, control::Fault{.rank = 1,
+                             .generation = 1,
+                             .process = 1,
+                             .born = 1,
+                             .end = {.signal = 11},
+                             .what = "139"});
+  EXPECT_EQ(history.crashes, 1);
+}
+
+TEST(Coordinator, FaultsOfOlderGenerationsAreIgnoredAndCounted) {
+  Desk desk;
+  desk.Form();
+  desk.Say(1, control::Fault{.rank = 0, .generation = 0, .process = 9, .end = {.code = 1}});
+  EXPECT_EQ(desk.coordinator.phase(), CoordinatorPhase::kRunning);
+  EXPECT_EQ(desk.coordinator.ignored(), 1u);
+}
+
+TEST(Coordinator, RefusesStrangersNamingBothSides) {
+  Desk desk;
+  desk.Form();
+  const control::Hello good{.job = "job", .node = "c", .incarnation = 13, .capacity = 1};
+  control::Hello foreign = good, claimed = good, other_run = good;
+  foreign.job = "other";
+  EXPECT_THAT(Desk::RefusalIn(desk.Hello(3, foreign)),
+              HasSubstr("agent c is of job 'other', this is job 'job'"));
+  other_run.run_id = Id128::FromName("another run");
+  EXPECT_THAT(Desk::RefusalIn(desk.Hello(4, other_run)),
+              HasSubstr(Id128::FromName("another run").hex()));
+  claimed.node = "a";
+  EXPECT_THAT(Desk::RefusalIn(desk.Hello(5, claimed)),
+              HasSubstr("node a is held by agent b at 10.0.0.1:5, d at 10.0.0.1:5 asks for it"));
+  EXPECT_THAT(Desk::RefusalIn(desk.Hello(6, good, "its proof of the token is wrong")),
+              HasSubstr("proof of the token"));
+  EXPECT_EQ(Desk::RefusalIn(desk.Hello(7, good)), "");
+}
+
+TEST(Coordinator, StepsDownBeforeOneThatIsNewer) {
+  Desk desk;
+  desk.Form();
+  desk.Hello(3, {.job = "job", .node = "c", .incarnation = 13, .capacity = 1, .coordinator = 2});
+  EXPECT_EQ(desk.coordinator.phase(), CoordinatorPhase::kSteppedDown);
+  EXPECT_TRUE(desk.Give(StopAsked{SIGTERM}).empty());
+}
+
+// --- The coordinator's own death ---
+
+TEST(Coordinator, ARestartedOneGoesOnWithTheSameGenerationAndItsBudgets) {
+  ClusterOptions options = Nodes(8, 8, 8);
+  options.commits = false;
+  Bench bench(options);
+  ASSERT_TRUE(bench.RunsIn(1));
+  bench.cluster.KillWorker(3, 0, kKill9);
+  ASSERT_TRUE(bench.RunsIn(2));
+  const std::vector<uint64_t> before = bench.Processes();
+  bench.cluster.CrashCoordinator();
+  bench.cluster.Run(absl::Seconds(30));
+  EXPECT_EQ(bench.Processes(), before) << "workers train on";
+  bench.cluster.StartCoordinator();
+  ASSERT_TRUE(bench.RunsIn(2));
+  EXPECT_EQ(bench.Processes(), before);
+  EXPECT_EQ(bench.cluster.coordinator()->state().incarnation, 2u);
+  EXPECT_EQ(bench.cluster.coordinator()->state().history.crashes, 1);
+}
+
+TEST(Coordinator, WithoutACoordinatorAgentsEndWithEightyFourAfterItsGrace) {
+  Bench bench(Nodes(8, 8, 8));
+  ASSERT_TRUE(bench.RunsIn(1));
+  bench.cluster.CrashCoordinator();
+  ASSERT_TRUE(
+      bench.cluster.Run(absl::Minutes(12), [&] { return bench.cluster.AllAgentsAreOver(); }));
+  for (int node = 0; node < 8; ++node) EXPECT_EQ(bench.cluster.exit_code(node), 84);
+}
+
+TEST(Coordinator, OfTwoOnOneJournalTheOlderOneCanDoNothingMore) {
+  Bench bench(Nodes(8, 8, 8));
+  ASSERT_TRUE(bench.RunsIn(1));
+  bench.cluster.PauseCoordinator();
+  bench.cluster.Run(absl::Seconds(20));  // its streams break
+  bench.cluster.StartSuccessor();
+  ASSERT_TRUE(bench.RunsIn(1));
+  bench.cluster.KillWorker(3, 0, kKill9);
+  bench.cluster.ResumeCoordinators();
+  ASSERT_TRUE(bench.RunsIn(2));
+  EXPECT_EQ(bench.cluster.coordinator()->state().incarnation, 2u);
+}
+
+// A short job's journal, cut at every byte, under a cluster that was started anew: whatever is left
+// of it, the job runs and ends.
+TEST(Coordinator, GoesOnFromAJournalThatIsCutAtAnyByte) {
+  ClusterOptions options = Nodes(8, 6, 8);
+  options.elastic.budget.max_restarts = options.elastic.budget.other_class_limit = 1000;
+  options.elastic.budget.same_root_limit = 1000;
+  Bench story(options);
+  ASSERT_TRUE(story.RunsIn(1));
+  story.cluster.KillWorker(3, 0, kKill9);
+  ASSERT_TRUE(story.RunsIn(2));
+  const std::string journal = story.cluster.journal();
+  ASSERT_GT(journal.size(), 500u);
+#ifdef OUTLAST_SANITIZED
+  constexpr size_t kStep = 23;
+#else
+  constexpr size_t kStep = 1;
+#endif
+  for (size_t cut = 0; cut <= journal.size(); cut += kStep) {
+    ClusterCoverage coverage;
+    Cluster cluster(cut + 1, options, coverage);
+    cluster.SetJournal(journal.substr(0, cut));
+    cluster.StartCoordinator();
+    for (int node = 0; node < cluster.nodes(); ++node) cluster.StartAgent(node);
+    ASSERT_TRUE(cluster.Run(absl::Minutes(3),
+                            [&] {
+                              return cluster.coordinator()->phase() == CoordinatorPhase::kRunning &&
+                                     cluster.IsWhole();
+                            }))
+        << cut << ": " << cluster.error() << cluster.Story();
+    cluster.FinishAllWork();
+    ASSERT_TRUE(cluster.Run(absl::Minutes(2), [&] { return cluster.AllAgentsAreOver(); }))
+        << cut << ": " << cluster.error() << cluster.Story();
+    ASSERT_EQ(cluster.job_code(), 0) << cut;
+  }
+}
+
+// --- Stops ---
+
+TEST(Coordinator, TermOnAllNodesAgreesOnAStepSavesAndEndsWithEighty) {
+  Bench bench(Nodes(8, 4, 8));
+  ASSERT_TRUE(bench.RunsIn(1));
+  for (int node = 0; node < 8; ++node) bench.cluster.Signal(node, SIGTERM);
+  EXPECT_TRUE(bench.Ends(80));
+  EXPECT_GT(bench.cluster.coordinator()->state().stop_went, 0);
+  for (int node = 0; node < 8; ++node) EXPECT_EQ(bench.cluster.exit_code(node), 80);
+}
+
+TEST(Coordinator, TermOnOneNodeLetsItLeaveAndTheOthersGoOn) {
+  Bench bench(Nodes(8, 4, 8));
+  ASSERT_TRUE(bench.RunsIn(1));
+  bench.cluster.Signal(6, SIGTERM);
+  ASSERT_TRUE(bench.RunsIn(2));
+  EXPECT_EQ(bench.cluster.newest_commit().map.world, 7);
+  bench.Train();
+  EXPECT_EQ(bench.cluster.exit_code(6), 86);
+  EXPECT_EQ(bench.cluster.coordinator()->state().faults, 0);
+}
+
+TEST(Coordinator, TermOnOneNodeOfAJobThatNeedsAllStopsTheJob) {
+  Bench bench(Nodes(8, 8, 8));
+  ASSERT_TRUE(bench.RunsIn(1));
+  bench.cluster.Signal(6, SIGTERM);
+  EXPECT_TRUE(bench.Ends(80));
+}
+
+TEST(Coordinator, APersonsInterruptStopsTheWholeJobWithOneHundredAndThirty) {
+  Bench bench(Nodes(8, 4, 8));
+  ASSERT_TRUE(bench.RunsIn(1));
+  bench.cluster.Signal(6, SIGINT);
+  EXPECT_TRUE(bench.Ends(130));
+}
+
+TEST(Coordinator, AStopThatIsAskedForWhileTheJobEndsChangesNothing) {
+  Desk desk;
+  desk.Form();
+  desk.Say(1, control::SaveReport{control::SaveOutcome::kRefused, 0, "a foreign root"});
+  ASSERT_EQ(desk.coordinator.phase(), CoordinatorPhase::kEnding);
+  desk.Give(StopAsked{SIGTERM});
+  EXPECT_EQ(desk.coordinator.phase(), CoordinatorPhase::kEnding);
+  EXPECT_EQ(desk.coordinator.state().ending->exit_code, 85);
+}
+
+TEST(NodeAgent, ThatIsExcludedWhileItStopsEndsWithEightySeven) {
+  NodeAgent agent({.elastic = Desk::Options(), .node = "a", .incarnation = 1});
+  absl::Duration now = absl::Seconds(9);
+  const auto give = [&](const NodeEvent& event) {
+    now += absl::Milliseconds(1);
+    return agent.Step(event, {.now = now});
+  };
+  give(StartEvent{});
+  give(StreamUp{});
+  give(CoordinatorSaid{control::Welcome{Id128::FromName("run"), 1, 0}});
+  give(CoordinatorSaid{control::Stop{.how = control::StopHow::kAtOnce, .signal = SIGTERM}});
+  ASSERT_TRUE(agent.is_stopping());
+  const auto actions = give(CoordinatorSaid{control::Exclude{"ecc"}});
+  EXPECT_TRUE(agent.is_over());
+  EXPECT_EQ(std::get<FinishJob>(actions.front()).exit_code, 87);
+}
+
+// --- Small rules ---
+
+TEST(ChooseCandidates, TakesSnapshotsOfWhichEveryRankIsHeldNewestFirstThenTheCheckpoint) {
+  const std::vector<control::HeldSnapshot> held = {{{1, 9}, 0, 2},  {{1, 9}, 1, 2},
+                                                   {{1, 9}, 1, 2},   // a replica besides
+                                                   {{1, 10}, 0, 2},  // rank 1's is gone
+                                                   {{2, 8}, 0, 1},  {{2, 9}, 0, 1}};
+  EXPECT_THAT(ChooseCandidates(held, 6),
+              ElementsAre(control::ResumeCandidate{2, 9}, control::ResumeCandidate{1, 9},
+                          control::ResumeCandidate{2, 8}, control::ResumeCandidate{0, 6}));
+  EXPECT_THAT(ChooseCandidates({}, 0), ElementsAre());
+}
+
+TEST(CheckDeadlines, NestAndAnErrorNamesBothTimers) {
+  EXPECT_TRUE(CheckDeadlines({}).ok());
+  ElasticOptions options;
+  options.prepare = absl::Seconds(15);
+  EXPECT_THAT(std::string(MessageOf(CheckDeadlines(options))),
+              HasSubstr("prepare is 15s, but soft abort, SIGTERM, reap and two beats is 19s"));
+  options = {};
+  options.rejoin_grace = absl::Seconds(4);
+  EXPECT_EQ(CheckDeadlines(options).code(), absl::StatusCode::kInvalidArgument);
+}
+
+}  // namespace
+}  // namespace outlast
