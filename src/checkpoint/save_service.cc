@@ -529,8 +529,9 @@ void SaveService::GiveUp(const Save& save, absl::Duration limit) {
                    save.step, opened_->root->path(), absl::FormatDuration(limit));
   options_.observer.on_failed(save.step, overdue_);
   Tell(save.step, SaveOutcome::kFailed, MessageOf(overdue_));
-  if (save.last || (queued_ && queued_->last))
-    keeper_.Dispatch(StopPersisted{save.last ? save.step : queued_->step, false});
+  const bool is_last = writing_ && writing_->last;
+  if (is_last || (queued_ && queued_->last))
+    keeper_.Dispatch(StopPersisted{is_last ? save.step : queued_->step, false});
   if (finishers_.empty()) return;
   while (!finishers_.empty()) AnswerFinishers(finishers_.begin()->first, overdue_);
   keeper_.Dispatch(FinalSaveFailed{std::string(MessageOf(overdue_))});
@@ -539,7 +540,9 @@ void SaveService::GiveUp(const Save& save, absl::Duration limit) {
 // Somebody waits for a save: the rate limit rests until it has ended.
 void SaveService::Hurry() { limiter_->Lift(); }
 
-void SaveService::OnSaveEnded(const Save& save, const absl::StatusOr<PersistResult>& result) {
+void SaveService::OnSaveEnded(const Save& begun, const absl::StatusOr<PersistResult>& result) {
+  Save save = begun;
+  save.last = writing_->last;  // a stop may have come to wait for it
   writing_.reset();
   cost_.SaveEnded(Clock::Real().Uptime(), NewestStep());
   const bool was_given_up = !std::exchange(overdue_, absl::OkStatus()).ok();
@@ -799,6 +802,14 @@ void SaveService::OnPersistCommon(const std::string& reason) {
     const std::optional<Common> common = FindCommon();
     if (!common) break;
     if (common->step <= durable_step_) return keeper_.Dispatch(StopPersisted{durable_step_, true});
+    // On its way to the disk already, and so pinned: its end tells.
+    for (std::optional<Save>* save : {&writing_, &queued_}) {
+      if (!*save || !overdue_.ok() || (*save)->step != common->step ||
+          (*save)->generation != common->generation)
+        continue;
+      (*save)->last = true;
+      return Hurry();
+    }
     if (!PinAll(*common)) continue;
     options_.observer.on_note(
         fmt::format("saving step {} without the trainers: {}", common->step, reason));

@@ -160,7 +160,7 @@ class SaveService final : public KeeperExtension {
   void DropSave(Save& save, const char* why);
   void QueueSave(Save save);
   void StartSave(Save save);
-  void OnSaveEnded(const Save& save, const absl::StatusOr<PersistResult>& result);
+  void OnSaveEnded(const Save& begun, const absl::StatusOr<PersistResult>& result);
   void ArmLimit(const Save& save);
   absl::Duration SaveLimit() const;
   void GiveUp(const Save& save, absl::Duration limit);

@@ -3,6 +3,8 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <filesystem>
+
 #include "checkpoint/reader.h"
 #include "outlast/base/clock.h"
 #include "tests/checkpoint/disk_fixture.h"
@@ -242,6 +244,35 @@ TEST_F(SlowStore, HoldsBackNoStop) {
          seen);
   EXPECT_EQ(seen.result.exit_code, 80) << seen.result.reason;
   EXPECT_GE(seen.durable.back(), 6);
+}
+
+// A stop whose ranks can agree on nothing any more finds the newest common step on its way to the
+// disk.
+TEST_F(SlowStore, LetsAStopWithoutTrainersWaitForTheSaveThatIsBeingWritten) {
+  Seen seen;
+  std::atomic<bool> asked{false};
+  const auto has_begun = [&] {
+    return std::ranges::any_of(std::filesystem::directory_iterator(folder_ / "root"),
+                               [](const std::filesystem::directory_entry& entry) {
+                                 return entry.path().filename().string().starts_with("step-");
+                               });
+  };
+  RunJob({.steps = 1'000'000,
+          .floats = 500'000,
+          .checkpoints = {.uri = folder_ / "root",
+                          .every = Every::Steps(5),
+                          .snapshot_every = Every::Steps(5),
+                          .disk_bytes_per_second = kSlow},
+          .at_step =
+              [&](LocalWorld& world, outlast::Run& run, int64_t step) {
+                if (run.rank() != 0 || step != 7 || asked.exchange(true)) return;
+                while (!has_begun()) absl::SleepFor(absl::Milliseconds(2));
+                world.AskStop();
+                world.KillRank(1);
+              }},
+         seen);
+  EXPECT_EQ(seen.result.exit_code, 80) << seen.result.reason;
+  EXPECT_THAT(seen.durable, ElementsAre(5));
 }
 
 TEST_F(SlowStore, IsHeldToItsRateAgainAfterAFinish) {
