@@ -90,7 +90,7 @@ void SimNetwork::Open(int from, int to, std::function<void(Stream)> up, Act fail
   const Stream stream = links_.size();
   links_.back().ends[0] = {.host = from, .epoch = At(from).epoch, .open = true};
   links_.back().ends[1] = {.host = to, .epoch = At(to).epoch, .open = true};
-  RunOn(to, Delay(), [this, stream, from, up = std::move(up), accepted = std::move(accepted)] {
+  RunOn(to, Delay(), [this, stream, up = std::move(up), accepted = std::move(accepted)] {
     accepted(stream);
     Send(stream, links_[stream - 1].ends[1].host, [stream, up] { up(stream); });
   });

@@ -205,8 +205,7 @@ class Cluster {
   std::map<uint64_t, control::Commit> commits_;                           // by generation
   std::map<std::pair<uint64_t, int>, std::pair<int, uint64_t>> entered_;  // (generation, rank)
   std::map<uint64_t, int64_t> sealed_;  // generation -> step that all ranks have
-  int64_t step_ = 0, committed_step_ = 0;
-  std::set<std::pair<uint64_t, int>> finished_;  // ranks that entered, and finished
+  int64_t step_ = 0;
   std::optional<int> job_code_;
   int64_t went_ = 0;  // the step of a stop's GO
   std::vector<FaultRecord> faults_;
