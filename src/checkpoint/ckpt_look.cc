@@ -185,6 +185,8 @@ int ShowOne(const CkptCall& call, const CheckpointReader& reader) {
                          tensor.parts.size() == 1 ? "" : "s");
     }
     for (const auto& [name, of] : reader.aliases()) out << fmt::format("  {} is {}\n", name, of);
+    for (const HookResult& hook : manifest.hooks)
+      out << fmt::format("  hook {}: {}  {}\n", hook.name, hook.result, hook.note);
     const auto extras = ExtraKeys(reader);
     if (!extras.empty()) out << fmt::format("  extras: {}\n", fmt::join(extras, ", "));
     return kCkptWhole;
@@ -205,6 +207,11 @@ int ShowOne(const CkptCall& call, const CheckpointReader& reader) {
                                    {"dtype", NameOf(tensor.dtype)},
                                    {"shape", Dimensions(tensor.global)},
                                    {"parts", tensor.parts.size()}});
+  }
+  document["hooks"] = ordered_json::array();
+  for (const HookResult& hook : manifest.hooks) {
+    document["hooks"].push_back(
+        {{"name", hook.name}, {"result", hook.result}, {"note", hook.note}});
   }
   document["extras"] = ExtraKeys(reader);
   document["aliases"] = ordered_json::array();

@@ -122,6 +122,8 @@ void SaveService::OnOpenRoot(int slot, Message& message) {
     const auto options = DecodeOptions(text);
     if (!options.ok()) return keeper_.Answer(slot, message.request, options.status());
     checkpointer_ = *options;
+    checkpointer_.hooks.own = options_.own_hooks;
+    hooks_ = MakeHooks(checkpointer_.hooks);
     limiter_ = std::make_unique<RateLimiter>(checkpointer_.disk_bytes_per_second);
     open_text_ = text;
   } else if (text != open_text_) {
@@ -483,6 +485,7 @@ PersistRequest SaveService::RequestOf(const Save& save) const {
   request.retention = {checkpointer_.keep_last, checkpointer_.keep_every};
   if (tier_) request.elsewhere = tier_->Standing();
   request.limiter = limiter_.get();
+  request.hooks = hooks_;
   return request;
 }
 
@@ -517,7 +520,7 @@ absl::Duration SaveService::SaveLimit() const {
   double rate = 50e6;
   if (limiter_->bytes_per_second() != 0)
     rate = std::min(rate, static_cast<double>(limiter_->bytes_per_second()));
-  return options_.save_floor + absl::Seconds(bytes / rate);
+  return options_.save_floor + absl::Seconds(bytes / rate) + TimeOfHooks(checkpointer_.hooks);
 }
 
 // The disk hangs, perhaps for ever. Its thread cannot be called back, so no other save begins; but
@@ -525,8 +528,9 @@ absl::Duration SaveService::SaveLimit() const {
 void SaveService::GiveUp(const Save& save, absl::Duration limit) {
   limit_timer_.reset();
   overdue_ = Error(absl::StatusCode::kDeadlineExceeded,
-                   "save of step {} to {}: not durable after its deadline of {}; the disk hangs",
-                   save.step, opened_->root->path(), absl::FormatDuration(limit));
+                   "save of step {} to {}: not durable after its deadline of {}; the disk hangs{}",
+                   save.step, opened_->root->path(), absl::FormatDuration(limit),
+                   hooks_.empty() ? "" : ", or a hook does");
   options_.observer.on_failed(save.step, overdue_);
   Tell(save.step, SaveOutcome::kFailed, MessageOf(overdue_));
   const bool is_last = writing_ && writing_->last;
@@ -572,7 +576,8 @@ void SaveService::OnSaveEnded(const Save& begun, const absl::StatusOr<PersistRes
   if (result.ok()) {
     AnswerFinishers(save.step, absl::OkStatus());
   } else if (finishers_.contains(save.step)) {
-    if (retried_.contains(save.step)) {
+    // A hook would say the same of the same bytes.
+    if (retried_.contains(save.step) || absl::IsFailedPrecondition(result.status())) {
       AnswerFinishers(save.step, result.status());
       keeper_.Dispatch(FinalSaveFailed{std::string(MessageOf(result.status()))});
     } else {

@@ -59,6 +59,7 @@ struct SaveServiceOptions {
   bool take_over = false;                  // --take-over
   std::string committer;                   // the host's name, for people
   std::shared_ptr<const Plugins> plugins;  // of remote roots; null: the embedded ones
+  Hooks own_hooks;                         // of this process, besides those that the trainer names
   // Bounds of Every::Auto's interval on disk.
   absl::Duration shortest_auto = absl::Seconds(5);
   absl::Duration longest_auto = absl::Minutes(30);
@@ -227,6 +228,7 @@ class SaveService final : public KeeperExtension {
   UniqueFd tables_fd_;
   uint64_t tables_bytes_ = 0;
 
+  Hooks hooks_;
   std::unique_ptr<RateLimiter> limiter_ = std::make_unique<RateLimiter>(0);
   std::map<int64_t, Save> collecting_;
   std::set<int64_t> skipped_;  // by some rank: never complete

@@ -11,6 +11,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
+#include "outlast/checkpoint/commit_hook.h"
 #include "outlast/checkpoint/restore.h"
 #include "outlast/checkpoint/state.h"
 
@@ -71,6 +72,7 @@ struct CheckpointerOptions {
   int keep_last = 3;       // checkpoints on disk that retention spares; at least 1
   int64_t keep_every = 0;  // and each of a step that this divides; 0: none
   RemoteOptions remote;
+  HookOptions hooks;  // what may veto a checkpoint on disk
   // What remote.uri may name besides a folder, where the process saves by itself; under `outlast
   // run` the agent's own count. Null: folders alone.
   std::shared_ptr<const Plugins> plugins;
@@ -148,7 +150,8 @@ class Checkpointer {
   absl::Status Release();
   // Saves `step` (not below the step that was restored or saved last) if it is not saved yet, and
   // waits until it is durable. kResourceExhausted, kUnavailable ...: it could not be made durable,
-  // and why (the job will end with 88). Deadline: 60 s + bytes / (50 MB/s), then kDeadlineExceeded.
+  // and why (the job will end with 88); kFailedPrecondition: a hook vetoed it. Deadline: 60 s +
+  // bytes / (50 MB/s) + the hooks' own, then kDeadlineExceeded.
   absl::Status Finish(int64_t step, const StateView& state);
 
   CheckpointStats stats() const;
