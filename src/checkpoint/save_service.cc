@@ -65,6 +65,7 @@ SaveService::~SaveService() {
   if (beat_timer_) keeper_.loop().Cancel(*beat_timer_);
   if (limit_timer_) keeper_.loop().Cancel(*limit_timer_);
   Hurry();
+  scrubber_.reset();
   persist_.reset();
   fetch_.reset();
   if (tier_) {
@@ -202,6 +203,25 @@ void SaveService::MakeTier() {
   fetch_ = std::make_unique<SerialThread>("outlast-fetch");
 }
 
+void SaveService::MakeScrubber() {
+  if (checkpointer_.scrub_bytes_per_second == 0) return;
+  ScrubOptions options;
+  options.bytes_per_second = checkpointer_.scrub_bytes_per_second;
+  options.on_damaged = [this, alive = alive_, &loop = keeper_.loop()](const std::string& name,
+                                                                      const std::string& reason) {
+    loop.Post([this, alive, name, reason] {
+      if (!*alive) return;
+      options_.observer.on_note(fmt::format(
+          "checkpoint {} is damaged on disk, and in quarantine from now on: {}", name, reason));
+      readers().Post([opened = opened_, name, reason] {
+        opened->root->Quarantine(name, reason).IgnoreError();
+      });
+    });
+  };
+  scrubber_ = std::make_unique<Scrubber>(*opened_->root, std::move(options));
+  scrubber_->Resume();
+}
+
 void SaveService::Tell(int64_t step, SaveOutcome outcome, std::string_view error) {
   Message event;
   event.kind = MessageKind::kSaveEvent;
@@ -219,6 +239,7 @@ absl::Status SaveService::Adopt(absl::StatusOr<std::shared_ptr<Opened>> opened) 
   table_ = std::make_unique<SealTable>(std::move(mapping), world_);
   opened_ = *std::move(opened);
   MakeTier();
+  MakeScrubber();
   BeatLater();
   return absl::OkStatus();
 }
@@ -484,12 +505,14 @@ PersistRequest SaveService::RequestOf(const Save& save) const {
   request.committer = options_.committer;
   request.retention = {checkpointer_.keep_last, checkpointer_.keep_every};
   if (tier_) request.elsewhere = tier_->Standing();
+  if (scrubber_) request.retention.verified = scrubber_->Verified();
   request.limiter = limiter_.get();
   request.hooks = hooks_;
   return request;
 }
 
 void SaveService::StartSave(Save save) {
+  if (scrubber_) scrubber_->Pause();
   persist_->Post([this, alive = alive_, &loop = keeper_.loop(), opened = opened_, save,
                   request = RequestOf(save)] {
     auto result = Persist(*opened->root, request);
@@ -591,6 +614,7 @@ void SaveService::OnSaveEnded(const Save& begun, const absl::StatusOr<PersistRes
     StartSave(std::move(next));
   }
   ArmAutoSave();
+  if (scrubber_ && !writing_) scrubber_->Resume();
 }
 
 void SaveService::OnFinishAsked(int slot, const Message& message) {

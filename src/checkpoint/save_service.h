@@ -30,6 +30,7 @@
 #include "checkpoint/root.h"
 #include "checkpoint/save_wire.h"
 #include "checkpoint/seal_table.h"
+#include "checkpoint/scrub.h"
 #include "outlast/blackbox/buffer.h"
 #include "outlast/checkpoint/interval.h"
 #include "run/keeper.h"
@@ -192,6 +193,7 @@ class SaveService final : public KeeperExtension {
   void Tell(int64_t step, SaveOutcome outcome, std::string_view error);
   void Decide(RestoreChoice choice);
   void AnswerChoosers();
+  void MakeScrubber();
   void CountVotes();
   bool ServeFromReplicas();
   std::optional<int> ReplicaOf(int slot) const;
@@ -258,5 +260,6 @@ class SaveService final : public KeeperExtension {
   std::unique_ptr<SerialThread> io_;       // the root: open, list, beat
   std::unique_ptr<SerialThread> persist_;  // saves
 };
+  std::unique_ptr<Scrubber> scrubber_;     // none: not asked for
 
 }  // namespace outlast

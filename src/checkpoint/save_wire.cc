@@ -150,6 +150,7 @@ std::string EncodeOptions(const CheckpointerOptions& options) {
       {"uri", options.uri},
       {"every", options.every.steps()},
       {"disk_bytes_per_second", options.disk_bytes_per_second},
+      {"scrub_bytes_per_second", options.scrub_bytes_per_second},
       {"tolerable_loss_s", TolerableSeconds(options)},
       {"keep_last", options.keep_last},
       {"keep_every", options.keep_every},
@@ -180,6 +181,7 @@ absl::StatusOr<CheckpointerOptions> DecodeOptions(std::string_view text) {
   if (!json.is_object() || !has("uri", &Json::is_string) ||
       !has("every", &Json::is_number_integer) ||
       !has("disk_bytes_per_second", &Json::is_number_unsigned) ||
+      !has("scrub_bytes_per_second", &Json::is_number_unsigned) ||
       !has("tolerable_loss_s", &Json::is_number) || !has("keep_last", &Json::is_number_integer) ||
       !has("keep_every", &Json::is_number_integer) || !has("fresh", &Json::is_boolean) ||
       !has("job", &Json::is_string) || !has("buffers", &Json::is_number_integer) ||
@@ -208,6 +210,7 @@ absl::StatusOr<CheckpointerOptions> DecodeOptions(std::string_view text) {
   options.uri = json["uri"];
   options.every = json["every"] > 0 ? Every::Steps(json["every"]) : Every::Auto();
   options.disk_bytes_per_second = json["disk_bytes_per_second"];
+  options.scrub_bytes_per_second = json["scrub_bytes_per_second"];
   options.tolerable_loss = absl::Seconds(json["tolerable_loss_s"].get<double>());
   options.keep_last = json["keep_last"];
   options.keep_every = json["keep_every"];

@@ -71,6 +71,11 @@ struct CheckpointerOptions {
   uint64_t disk_bytes_per_second = 0;
   int keep_last = 3;       // checkpoints on disk that retention spares; at least 1
   int64_t keep_every = 0;  // and each of a step that this divides; 0: none
+  // What may be read of committed checkpoints, one after the other, while nothing is being saved,
+  // to find what the disk has lost before it is needed: bytes a second. What is damaged goes into
+  // quarantine, is told, and counts for nothing in keep_last; the newest that was read and found
+  // whole is never deleted. 0: nothing is read, since only you know who else needs the disk.
+  uint64_t scrub_bytes_per_second = 0;
   RemoteOptions remote;
   HookOptions hooks;  // what may veto a checkpoint on disk
   // What remote.uri may name besides a folder, where the process saves by itself; under `outlast
