@@ -517,6 +517,7 @@ void SaveService::StartSave(Save save) {
                   request = RequestOf(save)] {
     auto result = Persist(*opened->root, request);
     const auto committed = result.ok() ? std::optional(*result) : std::nullopt;
+    if (committed) committed_step_ = save.step;
     // Moved: two threads that share a Status are a race to TSan, as Debian's Abseil counts unseen.
     loop.Post([this, alive, save, result = std::move(result)] {
       if (*alive) OnSaveEnded(save, result);
@@ -613,8 +614,8 @@ void SaveService::OnSaveEnded(const Save& begun, const absl::StatusOr<PersistRes
     Save next = *std::exchange(queued_, std::nullopt);
     StartSave(std::move(next));
   }
-  ArmAutoSave();
   if (scrubber_ && !writing_) scrubber_->Resume();
+  ArmAutoSave();
 }
 
 void SaveService::OnFinishAsked(int slot, const Message& message) {
@@ -629,6 +630,7 @@ void SaveService::OnFinishAsked(int slot, const Message& message) {
   // Behind a save that was given up: the disk may come back, so the wait has a time of its own.
   if (writing_ && !limit_timer_) ArmLimit(*writing_);
   Hurry();
+  final_step_ = step;
   finishers_[step].push_back({slot, message.request});
   if (!is_being_saved(step)) SaveForFinishers(step);
 }
@@ -760,6 +762,7 @@ void SaveService::OnCommit(const CommitGeneration& commit) {
   restoring_ = {};
   cost_.Forget();
   finishers_.clear();  // their requests were answered by the abort
+  final_step_ = 0;
   limiter_->Enforce();
   retried_.clear();
   std::erase_if(buffer_waiters_, [](const Waiter&) { return true; });
@@ -853,14 +856,17 @@ absl::Status SaveService::PersistLast() {
   if (!opened_ || buffers_.empty()) return absl::OkStatus();
   absl::Status status;
   Hurry();
-  persist_.reset();  // waits for the save that is being written
+  persist_.reset();  // waits for the save that is being written; the loop hears no more of it
+  if (writing_ && committed_step_ == writing_->step) durable_step_ = writing_->step;
   const std::optional<Common> common = FindCommon();
-  if (common && common->step > durable_step_ && !(writing_ && writing_->step == common->step)) {
+  if (common && common->step > durable_step_) {
     Save save{common->step, common->generation, true, {}};
     for (const Held& held : common->held) save.held.emplace_back(held);
     const PersistRequest request = RequestOf(save);
     const auto result = Persist(*opened_->root, request);
     if (result.ok()) {
+      durable_step_ = save.step;
+      options_.observer.on_durable(save.step, *result);
       Retire(*opened_->root, request, *result,
              tier_ != nullptr ? tier_->InUse() : std::vector<std::string>{});
       if (tier_) tier_->OnCommitted(save.step, result->checkpoint, result->bytes);

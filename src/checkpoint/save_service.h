@@ -13,6 +13,7 @@
 // digests.
 #pragma once
 
+#include <atomic>
 #include <cstdint>
 #include <functional>
 #include <map>
@@ -29,8 +30,8 @@
 #include "checkpoint/remote_tier.h"
 #include "checkpoint/root.h"
 #include "checkpoint/save_wire.h"
-#include "checkpoint/seal_table.h"
 #include "checkpoint/scrub.h"
+#include "checkpoint/seal_table.h"
 #include "outlast/blackbox/buffer.h"
 #include "outlast/checkpoint/interval.h"
 #include "run/keeper.h"
@@ -92,6 +93,8 @@ class SaveService final : public KeeperExtension {
   absl::Status PersistLast();
 
   int64_t durable_step() const { return durable_step_; }
+  // Some state is in the root, and with it the final one that ranks asked for last.
+  bool holds_last_state() const { return durable_step_ > 0 && durable_step_ >= final_step_; }
   int64_t dropped_saves() const { return dropped_; }
 
  private:
@@ -190,10 +193,10 @@ class SaveService final : public KeeperExtension {
   SerialThread& readers() { return fetch_ != nullptr ? *fetch_ : *io_; }
   RemoteTierOptions TierOptions() const;
   void MakeTier();
+  void MakeScrubber();
   void Tell(int64_t step, SaveOutcome outcome, std::string_view error);
   void Decide(RestoreChoice choice);
   void AnswerChoosers();
-  void MakeScrubber();
   void CountVotes();
   bool ServeFromReplicas();
   std::optional<int> ReplicaOf(int slot) const;
@@ -237,6 +240,8 @@ class SaveService final : public KeeperExtension {
   std::optional<Save> queued_;
   std::optional<Save> writing_;
   int64_t durable_step_ = 0;
+  int64_t final_step_ = 0;                  // that a Finish wanted, in this generation
+  std::atomic<int64_t> committed_step_{0};  // by the persisting thread
   int64_t dropped_ = 0;
   std::optional<std::string> parent_;
   bool committed_here_ = false;
@@ -255,11 +260,11 @@ class SaveService final : public KeeperExtension {
   uint64_t generation_ = 0;
   Restoring restoring_;
 
+  std::unique_ptr<Scrubber> scrubber_;     // none: not asked for
   std::unique_ptr<RemoteTier> tier_;       // none: no remote root
   std::unique_ptr<SerialThread> fetch_;    // with a remote root: lists and fetches
   std::unique_ptr<SerialThread> io_;       // the root: open, list, beat
   std::unique_ptr<SerialThread> persist_;  // saves
 };
-  std::unique_ptr<Scrubber> scrubber_;     // none: not asked for
 
 }  // namespace outlast
