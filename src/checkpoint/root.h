@@ -184,6 +184,8 @@ struct RootOptions {
   Id128 run = Id128::Random();  // this invocation
   TakeOver take_over = TakeOver::kNo;
   OwnerIdentity owner = OwnerIdentity::Self();
+  // How long a file that a manifest names is looked for; none: as its file system may be late.
+  std::optional<absl::Duration> late_names = {};
   // What a caller who is refused can do, for people.
   std::string when_held = "end that run, or say --take-over";
 };
