@@ -9,6 +9,7 @@
 #include <utility>
 
 #include "base/error.h"
+#include "checkpoint/hooks.h"
 #include "checkpoint/reader.h"
 #include "checkpoint/save_service.h"
 #include "checkpoint/save_wire.h"
@@ -65,7 +66,7 @@ absl::Status CheckOptions(const CheckpointerOptions& options) {
     return refuse("extras_bytes", options.extras_bytes, "0 to 16 MiB");
   if (options.stall_limit <= absl::ZeroDuration())
     return refuse("stall_limit", absl::FormatDuration(options.stall_limit), "a positive time");
-  return absl::OkStatus();
+  return CheckHookOptions(options.hooks);
 }
 
 // The job's tensors and aliases, without boxes.
@@ -219,11 +220,19 @@ class Checkpointer::Impl {
 absl::Status Checkpointer::Impl::Open() {
   OUTLAST_RETURN_IF_ERROR(CheckOptions(options_));
   // Without an agent the process's own keeper saves, and what memory holds dies with the process.
-  run_.AttachToLocalKeeper([plugins = options_.plugins](Keeper& keeper) {
-    SaveServiceOptions options;
-    options.plugins = plugins;
-    return std::make_unique<SaveService>(keeper, std::move(options));
-  });
+  const bool saves_itself = run_.AttachToLocalKeeper(
+      [plugins = options_.plugins, hooks = options_.hooks.own](Keeper& keeper) {
+        SaveServiceOptions options;
+        options.plugins = plugins;
+        options.own_hooks = hooks;
+        return std::make_unique<SaveService>(keeper, std::move(options));
+      });
+  if (!saves_itself && !options_.hooks.own.empty()) {
+    return Error(absl::StatusCode::kInvalidArgument,
+                 "checkpointer option hooks.own: '{}' cannot run in the agent, another process; a "
+                 "program (hooks.programs) wanted",
+                 options_.hooks.own[0]->name());
+  }
   run_.link().OnMessage(MessageKind::kSaveEvent,
                         [tally = tally_, rank = run_.rank()](const Message& message) {
                           tally->OnSaveEvent(message, rank);
@@ -747,7 +756,7 @@ absl::Status Checkpointer::Impl::Finish(int64_t step, const StateView& state) {
   OUTLAST_RETURN_IF_ERROR(EnsureBuffers(state));
   const bool is_sealed = !snapshotter_->is_running() || snapshotter_->Finish();
   const absl::Duration deadline =
-      absl::Seconds(120) +
+      absl::Seconds(120) + 2 * TimeOfHooks(options_.hooks) +
       absl::Seconds(static_cast<double>(StateBytes(state)) * run_.world() / 50e6);
   const auto ask = [&](FinishAsk what) -> absl::StatusOr<bool> {
     const std::string payload = PayloadWriter().Int(step).Int(what).bytes();

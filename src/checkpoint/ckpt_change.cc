@@ -4,6 +4,7 @@
 #include <ostream>
 
 #include "base/error.h"
+#include "checkpoint/ckpt_remote.h"
 #include "checkpoint/ckpt_verbs.h"
 #include "checkpoint/copy.h"
 #include "checkpoint/hugging_face.h"
@@ -14,31 +15,6 @@ namespace outlast {
 namespace {
 
 using nlohmann::ordered_json;
-
-// A wrong place must not become a root: what holds other things is refused. nullopt: there is no
-// root yet.
-absl::StatusOr<std::optional<CkptPlace>> LookAtTarget(const std::string& path) {
-  auto place = OpenPlace(path);
-  if (place.ok() && !place->checkpoint.empty()) {
-    return Error(absl::StatusCode::kInvalidArgument, "{}: a checkpoint; a root wanted", path);
-  }
-  if (place.ok()) {
-    OUTLAST_RETURN_IF_ERROR(RefuseNewer(*place));
-    return std::optional(*std::move(place));
-  }
-  if (!absl::IsNotFound(place.status())) return place.status();
-  const auto entries = ListFolder(path);
-  if (absl::IsNotFound(entries.status())) return std::optional<CkptPlace>();
-  if (!entries.ok()) return entries.status();
-  // A crash in the middle of OUTLAST.json's making leaves its temporary file.
-  const auto other = std::ranges::find_if(*entries, [](const FolderEntry& entry) {
-    return !(entry.name.starts_with(kRootFile) && entry.name.ends_with(".tmp"));
-  });
-  if (other == entries->end()) return std::optional<CkptPlace>();
-  return Error(absl::StatusCode::kFailedPrecondition,
-               "{}: no root, and holds '{}'; a root, an empty folder or a new one wanted", path,
-               other->name);
-}
 
 const CheckpointInfo* FindInfo(const Listing& listing, const std::string& name) {
   const auto found = std::ranges::find(listing.checkpoints, name, &CheckpointInfo::name);
@@ -253,6 +229,29 @@ int SetPins(const CkptCall& call, absl::Status (Root::*set)(std::string_view),
 
 }  // namespace
 
+absl::StatusOr<std::optional<CkptPlace>> LookAtTarget(const std::string& path) {
+  auto place = OpenPlace(path);
+  if (place.ok() && !place->checkpoint.empty()) {
+    return Error(absl::StatusCode::kInvalidArgument, "{}: a checkpoint; a root wanted", path);
+  }
+  if (place.ok()) {
+    OUTLAST_RETURN_IF_ERROR(RefuseNewer(place->listing, place->root->path()));
+    return std::optional(*std::move(place));
+  }
+  if (!absl::IsNotFound(place.status())) return place.status();
+  const auto entries = ListFolder(path);
+  if (absl::IsNotFound(entries.status())) return std::optional<CkptPlace>();
+  if (!entries.ok()) return entries.status();
+  // A crash in the middle of OUTLAST.json's making leaves its temporary file.
+  const auto other = std::ranges::find_if(*entries, [](const FolderEntry& entry) {
+    return !(entry.name.starts_with(kRootFile) && entry.name.ends_with(".tmp"));
+  });
+  if (other == entries->end()) return std::optional<CkptPlace>();
+  return Error(absl::StatusCode::kFailedPrecondition,
+               "{}: no root, and holds '{}'; a root, an empty folder or a new one wanted", path,
+               other->name);
+}
+
 int RunImport(const CkptCall& call) {
   if (!call.command.has("--step")) {
     return call.Refuse(Error(absl::StatusCode::kInvalidArgument,
@@ -283,6 +282,8 @@ int RunImport(const CkptCall& call) {
 }
 
 int RunCopy(const CkptCall& call) {
+  if (IsInStore(call.command.places[0]) || IsInStore(call.command.places[1]))
+    return RunCopyWithStore(call);
   const auto from = OpenCheckpointPlace(call, call.command.places[0]);
   if (!from.ok()) return call.Refuse(from.status());
   const auto source = CheckpointReader::Open(from->folder());
@@ -313,7 +314,8 @@ int RunGc(const CkptCall& call) {
     return call.Refuse(Error(absl::StatusCode::kInvalidArgument, "{}: a checkpoint; a root wanted",
                              call.command.places[0]));
   }
-  if (const absl::Status newer = RefuseNewer(*place); !newer.ok()) return call.Refuse(newer);
+  if (const absl::Status newer = RefuseNewer(place->listing, place->root->path()); !newer.ok())
+    return call.Refuse(newer);
   const bool act = call.command.has("--yes");
   const auto sweep = SweepRoot(*place, act);
   if (!sweep.ok()) return call.Fail(sweep.status());

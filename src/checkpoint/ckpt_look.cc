@@ -1,10 +1,12 @@
 #include <algorithm>
 #include <cmath>
+#include <functional>
 #include <optional>
 #include <ostream>
 #include <set>
 
 #include "base/error.h"
+#include "checkpoint/ckpt_remote.h"
 #include "checkpoint/ckpt_verbs.h"
 #include "checkpoint/compare.h"
 #include "checkpoint/hugging_face.h"
@@ -34,20 +36,20 @@ int CodeOf(bool damaged, bool newer) {
   return damaged ? kCkptDamaged : newer ? kCkptRefused : kCkptWhole;
 }
 
-int List(const CkptCall& call, const Listing& listing, const Root& root) {
+int List(const CkptCall& call, const Listing& listing, const std::string& root,
+         const std::string& job, const std::string& job_name) {
   const bool json = call.command.json();
   std::ostream& out = call.out;
   const Chain chain = ResolveChain(listing.checkpoints);
   std::set<size_t> abandoned(chain.abandoned.begin(), chain.abandoned.end());
-  ordered_json document = {{"root", root.path()},
-                           {"job", root.job().hex()},
-                           {"name", root.job_name()},
+  ordered_json document = {{"root", root},
+                           {"job", job},
+                           {"name", job_name},
                            {"checkpoints", ordered_json::array()},
                            {"strangers", ordered_json::array()},
                            {"notes", listing.notes}};
   bool damaged = false, newer = false;
-  if (!json)
-    out << fmt::format("root {}  job {} {}\n", root.path(), root.job().hex(), root.job_name());
+  if (!json) out << fmt::format("root {}  job {} {}\n", root, job, job_name);
   for (size_t i = 0; i < listing.checkpoints.size(); ++i) {
     const CheckpointInfo& info = listing.checkpoints[i];
     damaged |= info.state == CheckpointState::kDamaged;
@@ -96,7 +98,16 @@ bool ClearMark(const CkptCall& call, Root& root, const CheckpointInfo& info) {
   return cleared.ok();
 }
 
-uint64_t BytesToVerify(const CkptPlace& place) {
+// What `verify` reads: a root in a folder or in a store.
+struct ToVerify {
+  std::string root;
+  const Listing& listing;
+  std::string checkpoint;  // empty: all
+  std::function<absl::StatusOr<std::vector<Damage>>(const CheckpointInfo&, const OnBytes&)> read;
+  std::function<bool(const CheckpointInfo&)> clear_mark;
+};
+
+uint64_t BytesToVerify(const ToVerify& place) {
   uint64_t bytes = 0;
   for (const CheckpointInfo& info : place.listing.checkpoints) {
     const bool wanted = place.checkpoint.empty() || info.name == place.checkpoint;
@@ -106,18 +117,22 @@ uint64_t BytesToVerify(const CkptPlace& place) {
 }
 
 // Every damage of one; nullopt: never committed, or on its way out, so nothing could be damaged.
-std::optional<std::vector<Damage>> DamagesOf(const CkptPlace& place, const CheckpointInfo& info,
-                                             ProgressBar& bar) {
+absl::StatusOr<std::optional<std::vector<Damage>>> DamagesOf(const ToVerify& place,
+                                                             const CheckpointInfo& info,
+                                                             ProgressBar& bar) {
+  using Damages = std::optional<std::vector<Damage>>;
   if (info.state == CheckpointState::kCommitted || info.state == CheckpointState::kDamaged) {
-    return VerifyCheckpoint(place.root->PathOf(info.name), IoMode::kDirect,
-                            [&](uint64_t bytes) { bar.Add(bytes); });
+    OUTLAST_ASSIGN_OR_RETURN(auto damages,
+                             place.read(info, [&](uint64_t bytes) { bar.Add(bytes); }));
+    return Damages(std::move(damages));
   }
-  if (place.checkpoint.empty() && info.state != CheckpointState::kForeign) return std::nullopt;
-  return std::vector<Damage>{{"", 0, fmt::format("{}: {}", NameOf(info.state), info.reason)}};
+  if (place.checkpoint.empty() && info.state != CheckpointState::kForeign) return Damages();
+  return Damages(
+      std::vector<Damage>{{"", 0, fmt::format("{}: {}", NameOf(info.state), info.reason)}});
 }
 
-int Verify(const CkptCall& call, CkptPlace& place) {
-  ordered_json document = {{"root", place.root->path()}, {"checkpoints", ordered_json::array()}};
+int Verify(const CkptCall& call, const ToVerify& place) {
+  ordered_json document = {{"root", place.root}, {"checkpoints", ordered_json::array()}};
   std::string lines;
   bool damaged = false, newer = false;
   {
@@ -131,13 +146,15 @@ int Verify(const CkptCall& call, CkptPlace& place) {
         lines += fmt::format("{}: not checked: {}\n", info.name, info.reason);
         continue;
       }
-      const auto damages = DamagesOf(place, info, bar);
+      const auto found = DamagesOf(place, info, bar);
+      if (!found.ok()) return call.Fail(Annotate(found.status(), "verify"));
+      const auto& damages = *found;
       if (!damages.has_value()) continue;
       damaged |= !damages->empty();
       ordered_json entry = {
           {"name", info.name}, {"whole", damages->empty()}, {"damages", ordered_json::array()}};
       if (damages->empty()) {
-        const bool cleared = ClearMark(call, *place.root, info);
+        const bool cleared = place.clear_mark(info);
         entry["left_quarantine"] = cleared;
         lines += fmt::format("{}: whole, {} bytes{}\n", info.name, BytesOfInfo(info),
                              cleared ? "; taken out of quarantine" : "");
@@ -185,6 +202,8 @@ int ShowOne(const CkptCall& call, const CheckpointReader& reader) {
                          tensor.parts.size() == 1 ? "" : "s");
     }
     for (const auto& [name, of] : reader.aliases()) out << fmt::format("  {} is {}\n", name, of);
+    for (const HookResult& hook : manifest.hooks)
+      out << fmt::format("  hook {}: {}  {}\n", hook.name, hook.result, hook.note);
     const auto extras = ExtraKeys(reader);
     if (!extras.empty()) out << fmt::format("  extras: {}\n", fmt::join(extras, ", "));
     return kCkptWhole;
@@ -205,6 +224,11 @@ int ShowOne(const CkptCall& call, const CheckpointReader& reader) {
                                    {"dtype", NameOf(tensor.dtype)},
                                    {"shape", Dimensions(tensor.global)},
                                    {"parts", tensor.parts.size()}});
+  }
+  document["hooks"] = ordered_json::array();
+  for (const HookResult& hook : manifest.hooks) {
+    document["hooks"].push_back(
+        {{"name", hook.name}, {"result", hook.result}, {"note", hook.note}});
   }
   document["extras"] = ExtraKeys(reader);
   document["aliases"] = ordered_json::array();
@@ -281,7 +305,48 @@ int ShowDifferences(const CkptCall& call, const CheckpointReader& a, const Check
 
 }  // namespace
 
+namespace {
+
+// A store that does not answer is nothing that was refused; a place that is none is.
+int RefuseOrFail(const CkptCall& call, const absl::Status& status) {
+  const bool refused = absl::IsNotFound(status) || absl::IsInvalidArgument(status);
+  return refused ? call.Refuse(status) : call.Fail(status);
+}
+
+int ListStore(const CkptCall& call) {
+  const auto place = OpenRemotePlace(call, call.command.places[0]);
+  if (!place.ok()) return RefuseOrFail(call, place.status());
+  if (!place->checkpoint.empty()) {
+    return call.Refuse(Error(absl::StatusCode::kInvalidArgument,
+                             "{}: a checkpoint; a root wanted (show is for one checkpoint)",
+                             call.command.places[0]));
+  }
+  const auto& job = place->root->job();
+  return List(call, place->listing, place->uri, job.has_value() ? job->hex() : "", "");
+}
+
+int VerifyInStore(const CkptCall& call) {
+  const auto place = OpenRemotePlace(call, call.command.places[0]);
+  if (!place.ok()) return RefuseOrFail(call, place.status());
+  return Verify(call, {place->uri, place->listing, place->checkpoint,
+                       [&](const CheckpointInfo& info, const OnBytes& on_bytes) {
+                         return place->root->Verify(info.name, on_bytes);
+                       },
+                       [](const CheckpointInfo&) { return false; }});
+}
+
+int ShowInStore(const CkptCall& call) {
+  const auto place = OpenRemoteCheckpoint(call, call.command.places[0]);
+  if (!place.ok()) return RefuseOrFail(call, place.status());
+  const auto reader = place->root->Read(place->checkpoint);
+  if (!reader.ok()) return call.Fail(reader.status());
+  return ShowOne(call, **reader);
+}
+
+}  // namespace
+
 int RunLs(const CkptCall& call) {
+  if (IsInStore(call.command.places[0])) return ListStore(call);
   const auto place = OpenPlace(call.command.places[0]);
   if (!place.ok()) return call.Refuse(place.status());
   if (!place->checkpoint.empty()) {
@@ -289,13 +354,20 @@ int RunLs(const CkptCall& call) {
                              "{}: a checkpoint; a root wanted (show is for one checkpoint)",
                              call.command.places[0]));
   }
-  return List(call, place->listing, *place->root);
+  const Root& root = *place->root;
+  return List(call, place->listing, root.path(), root.job().hex(), root.job_name());
 }
 
 int RunVerify(const CkptCall& call) {
+  if (IsInStore(call.command.places[0])) return VerifyInStore(call);
   auto place = OpenPlace(call.command.places[0]);
   if (!place.ok()) return call.Refuse(place.status());
-  return Verify(call, *place);
+  Root& root = *place->root;
+  return Verify(call, {root.path(), place->listing, place->checkpoint,
+                       [&](const CheckpointInfo& info, const OnBytes& on_bytes) {
+                         return VerifyCheckpoint(root.PathOf(info.name), IoMode::kDirect, on_bytes);
+                       },
+                       [&](const CheckpointInfo& info) { return ClearMark(call, root, info); }});
 }
 
 namespace {
@@ -320,6 +392,7 @@ Opened OpenReader(const CkptCall& call, const std::string& path) {
 }  // namespace
 
 int RunShow(const CkptCall& call) {
+  if (IsInStore(call.command.places[0])) return ShowInStore(call);
   const Opened opened = OpenReader(call, call.command.places[0]);
   return opened.reader == nullptr ? opened.code : ShowOne(call, *opened.reader);
 }

@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "base/error.h"
+#include "checkpoint/ckpt_remote.h"
 #include "checkpoint/ckpt_verbs.h"
 
 namespace outlast {
@@ -33,6 +34,12 @@ void CkptCall::Print(const nlohmann::ordered_json& document) const {
 }
 
 absl::StatusOr<CkptPlace> OpenPlace(const std::string& path) {
+  if (IsInStore(path)) {
+    return Error(absl::StatusCode::kInvalidArgument,
+                 "{}: in a store, where ls, show, verify and copy work; for others copy it to a "
+                 "folder first",
+                 path);
+  }
   std::string folder = path, name;
   while (folder.size() > 1 && folder.back() == '/') folder.pop_back();
   const size_t slash = folder.find_last_of('/');
@@ -51,39 +58,41 @@ absl::StatusOr<CkptPlace> OpenPlace(const std::string& path) {
   return place;
 }
 
-absl::Status RefuseNewer(const CkptPlace& place) {
-  for (const CheckpointInfo& info : place.listing.checkpoints) {
+absl::Status RefuseNewer(const Listing& listing, const std::string& root) {
+  for (const CheckpointInfo& info : listing.checkpoints) {
     if (info.state != CheckpointState::kNewer) continue;
-    return Error(absl::StatusCode::kFailedPrecondition, "{}: {}", place.root->PathOf(info.name),
-                 info.reason);
+    return Error(absl::StatusCode::kFailedPrecondition, "{}/{}: {}", root, info.name, info.reason);
   }
   return absl::OkStatus();
+}
+
+absl::StatusOr<std::string> NewestUsable(const CkptCall& call, const Listing& listing,
+                                         const std::string& root) {
+  OUTLAST_RETURN_IF_ERROR(RefuseNewer(listing, root));
+  std::vector<std::string> skipped;
+  for (const size_t i : ResolveChain(listing.checkpoints).members) {
+    const CheckpointInfo& info = listing.checkpoints[i];
+    if (IsUsable(info)) {
+      for (const std::string& one : skipped)
+        call.err << "outlast ckpt: passed over " << one << "\n";
+      return info.name;
+    }
+    skipped.push_back(fmt::format("{}: {}", info.name,
+                                  info.quarantined.empty() ? info.reason : info.quarantined));
+  }
+  return Error(absl::StatusCode::kDataLoss, "{}: no usable checkpoint{}{}", root,
+               skipped.empty() ? "" : "; ", fmt::join(skipped, "; "));
 }
 
 absl::StatusOr<CkptPlace> OpenCheckpointPlace(const CkptCall& call, const std::string& path) {
   OUTLAST_ASSIGN_OR_RETURN(CkptPlace place, OpenPlace(path));
   if (!place.checkpoint.empty()) return place;
-  OUTLAST_RETURN_IF_ERROR(RefuseNewer(place));
-  for (const size_t i : ResolveChain(place.listing.checkpoints).members) {
-    const CheckpointInfo& info = place.listing.checkpoints[i];
-    if (IsUsable(info)) {
-      place.checkpoint = info.name;
-      break;
-    }
-    place.skipped.push_back(fmt::format("{}: {}", info.name,
-                                        info.quarantined.empty() ? info.reason : info.quarantined));
-  }
-  if (place.checkpoint.empty()) {
-    return Error(absl::StatusCode::kDataLoss, "{}: no usable checkpoint{}{}", place.root->path(),
-                 place.skipped.empty() ? "" : "; ", fmt::join(place.skipped, "; "));
-  }
-  for (const std::string& skipped : place.skipped)
-    call.err << "outlast ckpt: passed over " << skipped << "\n";
+  OUTLAST_ASSIGN_OR_RETURN(place.checkpoint, NewestUsable(call, place.listing, place.root->path()));
   return place;
 }
 
 int RunCkptTool(std::span<const std::string> args, std::ostream& out, std::ostream& err,
-                Terminal terminal) {
+                Terminal terminal, const Plugins* plugins) {
   const auto command = ParseCkptCommand(args);
   if (!command.ok()) {
     err << "outlast ckpt: " << MessageOf(command.status()) << "\n";
@@ -93,7 +102,7 @@ int RunCkptTool(std::span<const std::string> args, std::ostream& out, std::ostre
     out << command->help;
     return kCkptWhole;
   }
-  const CkptCall call{*command, out, err, terminal == Terminal::kYes ? &err : nullptr};
+  const CkptCall call{*command, out, err, terminal == Terminal::kYes ? &err : nullptr, plugins};
   constexpr std::pair<std::string_view, int (*)(const CkptCall&)> kVerbs[] = {
       {"ls", RunLs},     {"show", RunShow},     {"verify", RunVerify}, {"diff", RunDiff},
       {"copy", RunCopy}, {"export", RunExport}, {"import", RunImport}, {"gc", RunGc},

@@ -4,6 +4,7 @@
 #include <iosfwd>
 #include <memory>
 #include <nlohmann/json.hpp>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -15,6 +16,8 @@
 
 namespace outlast {
 
+class Plugins;
+
 inline constexpr int kCkptWhole = 0;
 inline constexpr int kCkptDamaged = 1;
 inline constexpr int kCkptRefused = 85;
@@ -24,7 +27,8 @@ struct CkptCall {
   const CkptCommand& command;
   std::ostream& out;
   std::ostream& err;
-  std::ostream* bar;  // null: no terminal
+  std::ostream* bar;         // null: no terminal
+  const Plugins* plugins;    // of stores; null: folders alone
 
   // Says why on one line, and returns the exit code: `Refuse` always kCkptRefused, `Fail` by what
   // it is.
@@ -37,19 +41,27 @@ struct CkptCall {
 struct CkptPlace {
   std::unique_ptr<Root> root;
   Listing listing;
-  std::string checkpoint;            // empty: the whole root was named
-  std::vector<std::string> skipped;  // "name: reason": newer than the one chosen for a root
+  std::string checkpoint;  // empty: the whole root was named
   std::string folder() const { return root->PathOf(checkpoint); }
 };
 
-// `path` is a root or a checkpoint in one. kNotFound: neither.
+// The newest usable checkpoint of a root; what was passed over is said on call.err. kDataLoss: it
+// has none. kFailedPrecondition: see RefuseNewer.
+absl::StatusOr<std::string> NewestUsable(const CkptCall& call, const Listing& listing,
+                                         const std::string& root);
+
+// `path` is a root or a checkpoint in one. kNotFound: neither. kInvalidArgument: in a store.
 absl::StatusOr<CkptPlace> OpenPlace(const std::string& path);
 // kFailedPrecondition: the root has a checkpoint of a newer program. Which is the newest of the
 // chain, and what is off it, nobody can say who cannot read them all.
-absl::Status RefuseNewer(const CkptPlace& place);
+absl::Status RefuseNewer(const Listing& listing, const std::string& root);
 // The same; of a root, its newest usable checkpoint is chosen, and what was passed over is said on
 // call.err. kNotFound: it has none.
 absl::StatusOr<CkptPlace> OpenCheckpointPlace(const CkptCall& call, const std::string& path);
+
+// Where a checkpoint may be copied or imported to. A wrong place must not become a root: what holds
+// other things is refused. nullopt: there is no root yet.
+absl::StatusOr<std::optional<CkptPlace>> LookAtTarget(const std::string& path);
 
 // ckpt_look.cc: change nothing (but for quarantine marks that a verification clears).
 int RunLs(const CkptCall& call);

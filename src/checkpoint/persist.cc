@@ -41,6 +41,35 @@ absl::StatusOr<Receipt> WriteRank(const std::string& folder, const PersistRank& 
   return receipt;
 }
 
+HookShard ShardView(const std::string& folder, const PersistRank& from, uint32_t rank) {
+  HookShard shard{rank, {}, {}};
+  if (from.assignment->image.empty()) return shard;
+  shard.path = folder + "/" + ShardName(rank);
+  const auto data = std::as_bytes(from.buffer->image()).subspan(from.assignment->header.size());
+  for (const PlannedItem& item : from.assignment->image) {
+    const SafetensorsBox& box = item.box;
+    shard.tensors.push_back({box.name, box.dtype, box.global, box.offset, box.extent,
+                             data.subspan(box.begin, box.end - box.begin)});
+  }
+  return shard;
+}
+
+// Row 6 of the commit: what the hooks said stands in the folder before anybody acts on it.
+absl::StatusOr<std::vector<HookResult>> PassHooks(const std::string& folder,
+                                                  const std::string& name,
+                                                  const PersistRequest& request) {
+  std::vector<HookResult> results;
+  if (request.hooks.empty()) return results;
+  HookView view{folder, request.step, {}};
+  for (uint32_t rank = 0; rank < request.ranks.size(); ++rank)
+    view.shards.push_back(ShardView(folder, request.ranks[rank], rank));
+  results = AskHooks(request.hooks, view);
+  OUTLAST_ASSIGN_OR_RETURN(const std::string text, ToText(HooksRecord{name, results}));
+  OUTLAST_RETURN_IF_ERROR(CreateWhole(folder, std::string(kHooksFile), text));
+  OUTLAST_RETURN_IF_ERROR(JudgeHooks(results));
+  return results;
+}
+
 absl::StatusOr<PersistResult> WriteAndCommit(Root& root, const PersistRequest& request,
                                              const std::string& name) {
   const std::string folder = root.PathOf(name);
@@ -54,6 +83,7 @@ absl::StatusOr<PersistResult> WriteAndCommit(Root& root, const PersistRequest& r
   common.generation = request.generation;
   common.world = static_cast<uint32_t>(request.ranks.size());
   common.plan = request.plan;
+  common.hooks = NamesOf(request.hooks);
   PersistResult result;
   result.checkpoint = name;
   std::vector<Receipt> receipts;
@@ -64,8 +94,10 @@ absl::StatusOr<PersistResult> WriteAndCommit(Root& root, const PersistRequest& r
     OUTLAST_ASSIGN_OR_RETURN(entries.emplace_back(), WriteReceipt(folder, receipts.back()));
     if (receipts.back().file) result.bytes += receipts.back().file->bytes;
   }
+  OUTLAST_ASSIGN_OR_RETURN(std::vector<HookResult> hooks, PassHooks(folder, name, request));
   OUTLAST_ASSIGN_OR_RETURN(Manifest manifest,
                            root.ComposeManifest(name, std::move(receipts), std::move(entries)));
+  manifest.hooks = std::move(hooks);
   OUTLAST_ASSIGN_OR_RETURN(const Listing listing, root.List(Root::Look::kManifests));
   manifest.ancestors = root.AncestorsOf(request.parent, listing, request.elsewhere);
   manifest.committed_by = {request.committer, root.claim(), request.generation};

@@ -9,6 +9,7 @@
 
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
+#include "checkpoint/hooks.h"
 #include "checkpoint/plan.h"
 #include "checkpoint/root.h"
 #include "outlast/base/id.h"
@@ -36,6 +37,7 @@ struct PersistRequest {
   std::vector<std::string> elsewhere;  // ancestors that stand in another tier
   RetentionOptions retention;
   RateLimiter* limiter = nullptr;  // of the shards' bytes; borrowed, null: none
+  Hooks hooks;                     // asked before the commit
 };
 
 struct PersistResult {
@@ -46,8 +48,9 @@ struct PersistResult {
 
 // Writes every shard and receipt, then commits. After an error nothing of the save is left, but for
 // what the crash table of a killed process leaves. kDataLoss: a buffer's bytes do not match its
-// table. kAborted: another run took the root. Else the disk's own. Blocks: the bytes at the disk's
-// speed and a few syncs.
+// table. kFailedPrecondition: a hook vetoed it, or failed; its name and note. kAborted: another run
+// took the root. Else the disk's own. Blocks: the bytes at the disk's speed, a few syncs, and the
+// hooks.
 absl::StatusOr<PersistResult> Persist(Root& root, const PersistRequest& request);
 
 // What follows a commit that went well, and is none of the save's: LATEST, and the end of old

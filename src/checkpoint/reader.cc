@@ -13,6 +13,7 @@
 #include "outlast/base/crc32c.h"
 #include "outlast/base/memory.h"
 #include "store/direct_reader.h"
+#include "store/late_names.h"
 
 namespace outlast {
 namespace {
@@ -102,6 +103,10 @@ class ChunkReader {
   std::unique_ptr<ReadAhead> ahead_;  // last: its threads use all of the above
 };
 
+absl::Duration WaitFor(const std::string& folder, std::optional<absl::Duration> asked) {
+  return asked.has_value() ? *asked : LateNames::WaitOf(folder);
+}
+
 absl::Status LostFile(const absl::Status& status) {
   // To a restore, a file that is gone is damage like any other.
   return absl::IsNotFound(status) ? MakeStatus(absl::StatusCode::kDataLoss, MessageOf(status))
@@ -109,9 +114,10 @@ absl::Status LostFile(const absl::Status& status) {
 }
 
 // The text of a receipt that is what the manifest says.
-absl::StatusOr<std::string> ReadReceipt(const std::string& folder, const ReceiptEntry& entry) {
+absl::StatusOr<std::string> ReadReceipt(const std::string& folder, const ReceiptEntry& entry,
+                                        LateNames& late) {
   const std::string path = folder + "/" + entry.name;
-  auto text = ReadSmall(path, kMaxReceiptBytes);
+  auto text = late.Await(folder, [&] { return ReadSmall(path, kMaxReceiptBytes); });
   if (!text.ok()) return LostFile(text.status());
   const uint32_t crc = Crc32c(*text);
   if (text->size() != entry.bytes || crc != entry.crc32c) {
@@ -134,8 +140,8 @@ absl::Status CheckSameSave(const std::string& folder, const Manifest& manifest,
 }
 
 absl::StatusOr<Receipt> LoadReceipt(const std::string& folder, const Manifest& manifest,
-                                    const ReceiptEntry& entry) {
-  OUTLAST_ASSIGN_OR_RETURN(const std::string text, ReadReceipt(folder, entry));
+                                    const ReceiptEntry& entry, LateNames& late) {
+  OUTLAST_ASSIGN_OR_RETURN(const std::string text, ReadReceipt(folder, entry, late));
   auto receipt = ParseReceipt(text);
   if (!receipt.ok()) return Annotate(receipt.status(), folder + "/" + entry.name);
   OUTLAST_RETURN_IF_ERROR(CheckSameSave(folder, manifest, entry, *receipt));
@@ -147,21 +153,22 @@ absl::StatusOr<Receipt> LoadReceipt(const std::string& folder, const Manifest& m
   return receipt;
 }
 
-absl::Status CheckShardSize(const std::string& folder, const Receipt& receipt) {
+absl::Status CheckShardSize(const std::string& folder, const Receipt& receipt, LateNames& late) {
   if (!receipt.file.has_value()) return absl::OkStatus();
   const std::string path = folder + "/" + receipt.file->name;
-  const auto bytes = FileBytes(path);
+  const auto bytes = late.Await(folder, [&] { return FileBytes(path); });
   if (!bytes.ok()) return LostFile(bytes.status());
   if (*bytes == receipt.file->bytes) return absl::OkStatus();
   return Error(absl::StatusCode::kDataLoss, "{}: {} bytes, its receipt says {}", path, *bytes,
                receipt.file->bytes);
 }
 
-absl::StatusOr<Manifest> LoadManifest(const std::string& folder) {
+absl::StatusOr<Manifest> LoadManifest(const std::string& folder, LateNames& late) {
   OUTLAST_ASSIGN_OR_RETURN(const bool deleted, Exists(fmt::format("{}/{}", folder, kDeletedFile)));
   if (deleted) return Error(absl::StatusCode::kNotFound, "{}: its deletion has begun", folder);
   const std::string path = fmt::format("{}/{}", folder, kManifestFile);
-  OUTLAST_ASSIGN_OR_RETURN(const std::string text, ReadSmall(path, kMaxManifestBytes));
+  OUTLAST_ASSIGN_OR_RETURN(const std::string text,
+                           late.Await(folder, [&] { return ReadSmall(path, kMaxManifestBytes); }));
   auto manifest = ParseManifest(text);
   if (!manifest.ok()) return Annotate(manifest.status(), path);
   return manifest;
@@ -265,30 +272,53 @@ MatchReport MergeReports(std::span<const MatchReport> ranks) {
 }
 
 absl::StatusOr<std::unique_ptr<CheckpointReader>> CheckpointReader::Open(
-    const std::string& folder) {
+    const std::string& folder, std::optional<absl::Duration> wait) {
   std::unique_ptr<CheckpointReader> reader(new CheckpointReader);
   reader->folder_ = folder;
+  reader->wait_ = WaitFor(folder, wait);
   OUTLAST_RETURN_IF_ERROR(reader->Load());
   return reader;
 }
 
-absl::Status CheckFiles(const std::string& folder, const Manifest& manifest) {
+absl::Status CheckFiles(const std::string& folder, const Manifest& manifest,
+                        std::optional<absl::Duration> wait) {
+  LateNames late(WaitFor(folder, wait));
   for (const ReceiptEntry& entry : manifest.receipts) {
-    OUTLAST_ASSIGN_OR_RETURN(const std::string text, ReadReceipt(folder, entry));
+    OUTLAST_ASSIGN_OR_RETURN(const std::string text, ReadReceipt(folder, entry, late));
     const auto receipt = ParseReceiptWithoutTensors(text);
     if (!receipt.ok()) return Annotate(receipt.status(), folder + "/" + entry.name);
     OUTLAST_RETURN_IF_ERROR(CheckSameSave(folder, manifest, entry, *receipt));
-    OUTLAST_RETURN_IF_ERROR(CheckShardSize(folder, *receipt));
+    OUTLAST_RETURN_IF_ERROR(CheckShardSize(folder, *receipt, late));
   }
   return absl::OkStatus();
 }
 
 absl::Status CheckpointReader::Load() {
-  OUTLAST_ASSIGN_OR_RETURN(manifest_, LoadManifest(folder_));
+  LateNames late(wait_);
+  OUTLAST_ASSIGN_OR_RETURN(manifest_, LoadManifest(folder_, late));
   for (const ReceiptEntry& entry : manifest_.receipts) {
-    OUTLAST_ASSIGN_OR_RETURN(receipts_.emplace_back(), LoadReceipt(folder_, manifest_, entry));
-    OUTLAST_RETURN_IF_ERROR(CheckShardSize(folder_, receipts_.back()));
+    OUTLAST_ASSIGN_OR_RETURN(receipts_.emplace_back(),
+                             LoadReceipt(folder_, manifest_, entry, late));
+    OUTLAST_RETURN_IF_ERROR(CheckShardSize(folder_, receipts_.back(), late));
   }
+  return Index();
+}
+
+absl::StatusOr<std::unique_ptr<CheckpointReader>> CheckpointReader::Of(
+    std::string place, Manifest manifest, std::vector<Receipt> receipts) {
+  std::unique_ptr<CheckpointReader> reader(new CheckpointReader);
+  reader->folder_ = std::move(place);
+  reader->manifest_ = std::move(manifest);
+  reader->receipts_ = std::move(receipts);
+  for (size_t i = 0; i < reader->receipts_.size(); ++i) {
+    OUTLAST_RETURN_IF_ERROR(CheckSameSave(reader->folder_, reader->manifest_,
+                                          reader->manifest_.receipts[i], reader->receipts_[i]));
+  }
+  OUTLAST_RETURN_IF_ERROR(reader->Index());
+  return reader;
+}
+
+absl::Status CheckpointReader::Index() {
   OUTLAST_RETURN_IF_ERROR(Annotate(IndexTensors(), folder_));
   if (tensors_.size() == manifest_.tensors) return absl::OkStatus();
   return Error(absl::StatusCode::kInvalidArgument,
@@ -546,6 +576,8 @@ absl::Status CheckpointReader::ReadFile(uint32_t rank, std::span<Demand> all, Io
   for (Demand& demand : all) demands.push_back(&demand);
   std::ranges::sort(demands, {}, &Demand::begin);
   const ShardFile& file = *receipts_[rank].file;
+  LateNames late(wait_);
+  late.Await(folder_, [&] { return FileBytes(folder_ + "/" + file.name); }).IgnoreError();
   const auto reader = ChunkReader::Open(folder_, file, mode);
   if (!reader.ok()) return LostFile(reader.status());
   const std::vector<Stretch> blocks =
@@ -624,17 +656,19 @@ std::vector<Damage> VerifyShard(const std::string& folder, const Receipt& receip
 }
 
 std::vector<Damage> VerifyCheckpoint(const std::string& folder, IoMode mode,
-                                     const OnBytes& on_bytes) {
+                                     const OnBytes& on_bytes, std::optional<absl::Duration> wait) {
   std::vector<Damage> damages;
-  const auto manifest = LoadManifest(folder);
+  LateNames late(WaitFor(folder, wait));
+  const auto manifest = LoadManifest(folder, late);
   if (!manifest.ok())
     return {{std::string(kManifestFile), 0, std::string(MessageOf(manifest.status()))}};
   for (const ReceiptEntry& entry : manifest->receipts) {
-    const auto receipt = LoadReceipt(folder, *manifest, entry);
+    auto receipt = LoadReceipt(folder, *manifest, entry, late);
     if (!receipt.ok()) {
       damages.push_back({entry.name, 0, std::string(MessageOf(receipt.status()))});
       continue;
     }
+    CheckShardSize(folder, *receipt, late).IgnoreError();  // waits for it; VerifyShard says more
     std::ranges::move(VerifyShard(folder, *receipt, mode, on_bytes), std::back_inserter(damages));
   }
   if (!damages.empty()) return damages;

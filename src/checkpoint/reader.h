@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <span>
 #include <string>
 #include <string_view>
@@ -13,6 +14,7 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "absl/time/time.h"
 #include "base/name_index.h"
 #include "checkpoint/manifest.h"
 #include "checkpoint/plan.h"
@@ -64,7 +66,15 @@ class CheckpointReader {
   // shard is read. kNotFound: no manifest, or DELETED lies there. kDataLoss: torn or cut files,
   // named. kInvalidArgument: content that no writer of ours makes, such as a name that leaves the
   // folder. kUnimplemented: written by a newer program, by its version.
-  static absl::StatusOr<std::unique_ptr<CheckpointReader>> Open(const std::string& folder);
+  // A name that must be there and is not is looked for again, for `wait` in all, by default as long
+  // as the folder's file system may be late.
+  static absl::StatusOr<std::unique_ptr<CheckpointReader>> Open(
+      const std::string& folder, std::optional<absl::Duration> wait = std::nullopt);
+
+  // Of a checkpoint whose files are elsewhere: what manifest and receipts say, and `place` for
+  // messages. No shard can be read through it.
+  static absl::StatusOr<std::unique_ptr<CheckpointReader>> Of(std::string place, Manifest manifest,
+                                                              std::vector<Receipt> receipts);
 
   const std::string& folder() const { return folder_; }
   const Manifest& manifest() const { return manifest_; }
@@ -116,6 +126,7 @@ class CheckpointReader {
   MatchReport Match(std::span<const WantedTensor> wanted, Widening widening,
                     std::vector<const SavedTensor*>& found) const;
   absl::Status Load();
+  absl::Status Index();
   absl::Status IndexTensors();
   absl::Status AddDemands(const SavedTensor& saved, const SavedTensor::Part& part,
                           const Region& region, const Box& common,
@@ -127,6 +138,7 @@ class CheckpointReader {
 
   mutable std::atomic<uint64_t> bytes_read_{0};
   std::string folder_;
+  absl::Duration wait_;
   Manifest manifest_;
   std::vector<Receipt> receipts_;
   std::vector<SavedTensor> tensors_;  // by name
@@ -138,8 +150,9 @@ class CheckpointReader {
 
 // Are all files that the manifest names there, with the sizes that they should have, and the
 // receipts whole? What the receipts say of tensors is not looked at: a listing asks this of every
-// checkpoint. Errors as by CheckpointReader::Open.
-absl::Status CheckFiles(const std::string& folder, const Manifest& manifest);
+// checkpoint. Errors and `wait` as by CheckpointReader::Open.
+absl::Status CheckFiles(const std::string& folder, const Manifest& manifest,
+                        std::optional<absl::Duration> wait = std::nullopt);
 
 // Reads a rank's shard and checks its size, every chunk, and its own header against the receipt.
 std::vector<Damage> VerifyShard(const std::string& folder, const Receipt& receipt,
@@ -151,7 +164,9 @@ absl::Status StreamShard(const std::string& folder, const ShardFile& file,
                          const std::function<absl::Status(std::span<const std::byte>)>& take);
 
 // Every damage of a checkpoint folder, whatever it is, sizes and manifest included. Empty: whole.
+// `wait` as by CheckpointReader::Open.
 std::vector<Damage> VerifyCheckpoint(const std::string& folder, IoMode mode = IoMode::kDirect,
-                                     const OnBytes& on_bytes = {});
+                                     const OnBytes& on_bytes = {},
+                                     std::optional<absl::Duration> wait = std::nullopt);
 
 }  // namespace outlast

@@ -426,13 +426,10 @@ absl::StatusOr<UploadResult> RemoteRoot::Upload(const std::string& folder, RateL
 
 // --- Down
 
-absl::Status RemoteRoot::FetchShard(const std::string& checkpoint, const std::string& folder,
-                                    const ShardFile& file,
-                                    const std::function<bool()>& is_cancelled) {
+absl::Status RemoteRoot::ReadShard(
+    const std::string& checkpoint, const ShardFile& file, const std::function<bool()>& is_cancelled,
+    const std::function<absl::Status(uint64_t offset, std::span<const std::byte>)>& take) {
   const std::string key = checkpoint + "/" + file.name;
-  const std::string place = fmt::format("{}/{}", uri(), key);
-  OUTLAST_ASSIGN_OR_RETURN(DirectWriter writer,
-                           DirectWriter::Create(folder + "/" + file.name, file.bytes));
   const uint64_t window =
       std::max<uint64_t>(1, kWindowBytes / file.chunk_bytes) * uint64_t{file.chunk_bytes};
   OUTLAST_ASSIGN_OR_RETURN(Mapping memory,
@@ -440,14 +437,92 @@ absl::Status RemoteRoot::FetchShard(const std::string& checkpoint, const std::st
   for (uint64_t at = 0; at < file.bytes; at += window) {
     const std::span<std::byte> part(memory.data(), std::min(window, file.bytes - at));
     OUTLAST_RETURN_IF_ERROR(blob_->Get(key, at, part, CallFor(part.size(), is_cancelled)));
-    OUTLAST_RETURN_IF_ERROR(CheckChunks(place, file, at, part));
-    OUTLAST_RETURN_IF_ERROR(writer.Append(part));
+    OUTLAST_RETURN_IF_ERROR(take(at, part));
   }
+  return absl::OkStatus();
+}
+
+absl::Status RemoteRoot::FetchShard(const std::string& checkpoint, const std::string& folder,
+                                    const ShardFile& file,
+                                    const std::function<bool()>& is_cancelled,
+                                    const OnBytes& on_bytes) {
+  const std::string place = fmt::format("{}/{}/{}", uri(), checkpoint, file.name);
+  OUTLAST_ASSIGN_OR_RETURN(DirectWriter writer,
+                           DirectWriter::Create(folder + "/" + file.name, file.bytes));
+  const auto take = [&](uint64_t offset, std::span<const std::byte> part) -> absl::Status {
+    if (on_bytes) on_bytes(part.size());
+    OUTLAST_RETURN_IF_ERROR(CheckChunks(place, file, offset, part));
+    return writer.Append(part);
+  };
+  OUTLAST_RETURN_IF_ERROR(ReadShard(checkpoint, file, is_cancelled, take));
   return writer.Finish();
 }
 
+absl::StatusOr<std::unique_ptr<CheckpointReader>> RemoteRoot::Read(const std::string& checkpoint) {
+  const std::string place = fmt::format("{}/{}", uri(), checkpoint);
+  OUTLAST_ASSIGN_OR_RETURN(
+      const std::string text,
+      GetSmall(*blob_, fmt::format("{}/{}", checkpoint, kManifestFile), kMaxManifestBytes));
+  auto manifest = ParseManifest(text);
+  if (!manifest.ok()) return Annotate(manifest.status(), place);
+  std::vector<Receipt> receipts;
+  for (const ReceiptEntry& entry : manifest->receipts) {
+    const auto content = GetSmall(*blob_, checkpoint + "/" + entry.name, kMaxReceiptBytes);
+    if (absl::IsNotFound(content.status()))
+      return Error(absl::StatusCode::kDataLoss, "{}/{}: missing", place, entry.name);
+    if (!content.ok()) return content.status();
+    OUTLAST_ASSIGN_OR_RETURN(receipts.emplace_back(), CheckedReceipt(*content, entry, place));
+  }
+  return CheckpointReader::Of(place, *std::move(manifest), std::move(receipts));
+}
+
+absl::StatusOr<std::vector<Damage>> RemoteRoot::Verify(const std::string& checkpoint,
+                                                       const OnBytes& on_bytes) {
+  const auto is_damage = [](const absl::Status& status) {
+    return absl::IsDataLoss(status) || absl::IsNotFound(status) || absl::IsInvalidArgument(status);
+  };
+  std::vector<Damage> damages;
+  const auto reader = Read(checkpoint);
+  if (!reader.ok() && !is_damage(reader.status())) return reader.status();
+  if (!reader.ok()) {
+    damages.push_back({std::string(kManifestFile), 0, std::string(MessageOf(reader.status()))});
+    return damages;
+  }
+  for (const Receipt& receipt : (*reader)->receipts()) {
+    if (!receipt.file.has_value()) continue;
+    const ShardFile& file = *receipt.file;
+    const std::string place = fmt::format("{}/{}/{}", uri(), checkpoint, file.name);
+    // Its length first: bytes past the last chunk are in no range that is asked for.
+    const auto info = blob_->Stat(checkpoint + "/" + file.name, {});
+    if (!info.ok() && !absl::IsNotFound(info.status())) return info.status();
+    if (!info.ok() || info->bytes != file.bytes) {
+      damages.push_back({file.name, 0,
+                         info.ok() ? fmt::format("{}: {} bytes, its receipt says {}", place,
+                                                 info->bytes, file.bytes)
+                                   : fmt::format("{}: missing", place)});
+      continue;
+    }
+    const absl::Status read =
+        ReadShard(checkpoint, file, {}, [&](uint64_t offset, std::span<const std::byte> part) {
+          if (on_bytes) on_bytes(part.size());
+          // A chunk at a time, so that each bad one is named.
+          for (uint64_t at = 0; at < part.size(); at += file.chunk_bytes) {
+            const auto chunk =
+                part.subspan(at, std::min<uint64_t>(file.chunk_bytes, part.size() - at));
+            const absl::Status whole = CheckChunks(place, file, offset + at, chunk);
+            if (!whole.ok())
+              damages.push_back({file.name, offset + at, std::string(MessageOf(whole))});
+          }
+          return absl::OkStatus();
+        });
+    if (!read.ok() && !is_damage(read)) return read;
+    if (!read.ok()) damages.push_back({file.name, 0, std::string(MessageOf(read))});
+  }
+  return damages;
+}
+
 absl::Status RemoteRoot::Fetch(const std::string& checkpoint, Root& root,
-                               const std::function<bool()>& is_cancelled) {
+                               const std::function<bool()>& is_cancelled, const OnBytes& on_bytes) {
   if (!ParseCheckpointName(checkpoint).has_value()) {
     return Error(absl::StatusCode::kInvalidArgument, "fetch '{}': not a checkpoint's name",
                  checkpoint);
@@ -472,7 +547,8 @@ absl::Status RemoteRoot::Fetch(const std::string& checkpoint, Root& root,
     OUTLAST_ASSIGN_OR_RETURN(const Receipt receipt, CheckedReceipt(content, entry, place));
     OUTLAST_RETURN_IF_ERROR(WriteNew(folder + "/" + entry.name, content));
     if (receipt.file.has_value())
-      OUTLAST_RETURN_IF_ERROR(FetchShard(checkpoint, folder, *receipt.file, is_cancelled));
+      OUTLAST_RETURN_IF_ERROR(
+          FetchShard(checkpoint, folder, *receipt.file, is_cancelled, on_bytes));
   }
   const auto hooks =
       GetSmall(*blob_, fmt::format("{}/{}", checkpoint, kHooksFile), kMaxSmallBytes, small);

@@ -19,6 +19,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
+#include "checkpoint/reader.h"
 #include "checkpoint/root.h"
 #include "outlast/base/clock.h"
 #include "outlast/base/mutex.h"
@@ -71,7 +72,15 @@ class RemoteRoot {
   // Copies a checkpoint into local `root`, checked as it comes; it appears there under its own name
   // once it is whole and durable, in the place of a damaged one of that name. kDataLoss, kNotFound.
   absl::Status Fetch(const std::string& checkpoint, Root& root,
-                     const std::function<bool()>& is_cancelled);
+                     const std::function<bool()>& is_cancelled, const OnBytes& on_bytes = {});
+
+  // Manifest and receipts, without a byte of a shard. kNotFound: no manifest. kDataLoss,
+  // kInvalidArgument: they are not whole.
+  absl::StatusOr<std::unique_ptr<CheckpointReader>> Read(const std::string& checkpoint);
+  // Reads every byte and checks it, 32 MiB at a time; empty: whole. A store that cannot be read now
+  // is an error, no damage.
+  absl::StatusOr<std::vector<Damage>> Verify(const std::string& checkpoint,
+                                             const OnBytes& on_bytes = {});
 
   absl::Status Delete(const std::string& checkpoint);
   // ChooseDeletions, acted on; the names deleted.
@@ -90,7 +99,12 @@ class RemoteRoot {
                            const ShardFile& file, RateLimiter* limiter, const BlobCall& call,
                            UploadResult& result);
   absl::Status FetchShard(const std::string& checkpoint, const std::string& folder,
-                          const ShardFile& file, const std::function<bool()>& is_cancelled);
+                          const ShardFile& file, const std::function<bool()>& is_cancelled,
+                          const OnBytes& on_bytes);
+  absl::Status ReadShard(
+      const std::string& checkpoint, const ShardFile& file,
+      const std::function<bool()>& is_cancelled,
+      const std::function<absl::Status(uint64_t offset, std::span<const std::byte>)>& take);
 
   const std::unique_ptr<Blob> blob_;
   const RootOptions options_;

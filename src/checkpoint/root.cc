@@ -95,7 +95,7 @@ void MarkDamaged(CheckpointInfo& info, const absl::Status& status) {
 }
 
 CheckpointInfo Inspect(const std::string& root, const std::string& name, const Id128& job,
-                       Root::Look look) {
+                       Root::Look look, std::optional<absl::Duration> wait) {
   CheckpointInfo info;
   info.name = name;
   info.step = ParseCheckpointName(name)->step;
@@ -133,8 +133,9 @@ CheckpointInfo Inspect(const std::string& root, const std::string& name, const I
   }
   info.state = CheckpointState::kCommitted;
   if (look == Root::Look::kManifests) return info;
-  const absl::Status files = look == Root::Look::kWhole ? CheckpointReader::Open(folder).status()
-                                                        : CheckFiles(folder, *info.manifest);
+  const absl::Status files = look == Root::Look::kWhole
+                                 ? CheckpointReader::Open(folder, wait).status()
+                                 : CheckFiles(folder, *info.manifest, wait);
   if (!files.ok()) MarkDamaged(info, files);
   return info;
 }
@@ -498,7 +499,7 @@ absl::StatusOr<Listing> Root::List(Look look) const {
       listing.strangers.push_back({entry.name, link ? "a symlink, which is not followed"
                                                     : "a checkpoint's name, but not a folder"});
     } else {
-      listing.checkpoints.push_back(Inspect(path_, entry.name, job_, look));
+      listing.checkpoints.push_back(Inspect(path_, entry.name, job_, look, options_.late_names));
     }
   }
   const auto quarantine = ReadSmall(fmt::format("{}/{}", path_, kQuarantineFile), kMaxSmallBytes);

@@ -118,6 +118,9 @@ Chain ResolveChain(std::span<const CheckpointInfo> checkpoints);
 struct RetentionOptions {
   int keep_last = 3;       // at least 1
   int64_t keep_every = 0;  // also each step that this divides; 0: none
+  // Names whose bytes were read and found whole, where somebody looks: of the usable ones among
+  // them the newest stays, as long as no newer one is known to be whole.
+  std::vector<std::string> verified = {};
 };
 // Names to delete after a commit: members of the chain that are older than the newest `keep_last`
 // usable ones (committed and not in quarantine), unless pinned or kept by step; folders without a
@@ -181,6 +184,8 @@ struct RootOptions {
   Id128 run = Id128::Random();  // this invocation
   TakeOver take_over = TakeOver::kNo;
   OwnerIdentity owner = OwnerIdentity::Self();
+  // How long a file that a manifest names is looked for; none: as its file system may be late.
+  std::optional<absl::Duration> late_names = {};
   // What a caller who is refused can do, for people.
   std::string when_held = "end that run, or say --take-over";
 };

@@ -20,29 +20,37 @@ absl::StatusOr<std::unique_ptr<RootHold>> RootHold::Take(std::string_view uri,
   return hold;
 }
 
-RootHold::RootHold(std::unique_ptr<Root> root)
-    : root_(std::move(root)), beat_([this] { BeatUntilStopped(); }) {
-  pthread_setname_np(beat_.native_handle(), "outlast-beat");
+RootHold::RootHold(std::unique_ptr<Root> root) : root_(std::move(root)) {
+  // A beat that fails costs the claim at worst, and every commit asks for that.
+  beater_.emplace([held = root_.get()] { held->Beat().IgnoreError(); });
 }
 
 RootHold::~RootHold() {
+  beater_.reset();
+  root_->Release().IgnoreError();
+}
+
+Beater::Beater(std::function<void()> beat)
+    : beat_(std::move(beat)), thread_([this] { BeatUntilStopped(); }) {
+  pthread_setname_np(thread_.native_handle(), "outlast-beat");
+}
+
+Beater::~Beater() {
   {
     MutexLock lock(mutex_);
     stopping_ = true;
     stop_.NotifyAll();
   }
-  beat_.join();
-  root_->Release().IgnoreError();
+  thread_.join();
 }
 
-void RootHold::BeatUntilStopped() {
+void Beater::BeatUntilStopped() {
   MutexLock lock(mutex_);
   while (!stopping_) {
     stop_.WaitFor(mutex_, kBeatInterval);
     if (stopping_) return;
-    // A beat that fails costs the claim at worst, and every commit asks for that.
     mutex_.Unlock();
-    root_->Beat().IgnoreError();
+    beat_();
     mutex_.Lock();
   }
 }

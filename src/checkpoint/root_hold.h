@@ -1,16 +1,37 @@
 // A root in the hands of a tool: claimed, beating, and released at the end.
 #pragma once
 
+#include <functional>
 #include <memory>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <thread>
+#include <vector>
 
 #include "absl/status/statusor.h"
 #include "checkpoint/root.h"
 #include "outlast/base/mutex.h"
 
 namespace outlast {
+
+// Calls `beat` every kBeatInterval, on a thread of its own, from its making to its end.
+class Beater {
+ public:
+  explicit Beater(std::function<void()> beat);
+  ~Beater();
+  Beater(const Beater&) = delete;
+  Beater& operator=(const Beater&) = delete;
+
+ private:
+  void BeatUntilStopped();
+
+  const std::function<void()> beat_;
+  Mutex mutex_;
+  CondVar stop_;
+  bool stopping_ ABSL_GUARDED_BY(mutex_) = false;
+  std::thread thread_;
+};
 
 // While it lives, a run that starts on the root is refused, as beside any other owner. Owns one
 // thread, which beats.
@@ -30,14 +51,10 @@ class RootHold {
 
  private:
   explicit RootHold(std::unique_ptr<Root> root);
-  void BeatUntilStopped();
 
   std::unique_ptr<Root> root_;
   std::vector<std::string> rolled_forward_;
-  Mutex mutex_;
-  CondVar stop_;
-  bool stopping_ ABSL_GUARDED_BY(mutex_) = false;
-  std::thread beat_;
+  std::optional<Beater> beater_;
 };
 
 }  // namespace outlast

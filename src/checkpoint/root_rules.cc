@@ -2,6 +2,7 @@
 #include <algorithm>
 #include <map>
 #include <set>
+#include <utility>
 
 #include "base/error.h"
 #include "checkpoint/root.h"
@@ -91,13 +92,17 @@ std::vector<std::string> ChooseDeletions(std::span<const CheckpointInfo> checkpo
                                          std::span<const std::string> in_progress) {
   std::vector<std::string> names;
   int kept = 0;
+  bool has_verified = false;
   for (const size_t i : ResolveChain(checkpoints).members) {
     const CheckpointInfo& info = checkpoints[i];
     const bool is_older = kept >= std::max(1, options.keep_last);
     kept += IsUsable(info) ? 1 : 0;
     const bool by_step = options.keep_every > 0 && info.step % options.keep_every == 0;
     const bool is_in_use = std::ranges::find(in_progress, info.name) != in_progress.end();
-    if (is_older && IsUsable(info) && !info.pinned && !by_step && !is_in_use)
+    const bool is_verified =
+        IsUsable(info) && std::ranges::find(options.verified, info.name) != options.verified.end();
+    const bool is_newest_verified = is_verified && !std::exchange(has_verified, true);
+    if (is_older && IsUsable(info) && !info.pinned && !by_step && !is_in_use && !is_newest_verified)
       names.push_back(info.name);
   }
   for (const CheckpointInfo& info : checkpoints) {

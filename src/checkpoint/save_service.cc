@@ -65,6 +65,7 @@ SaveService::~SaveService() {
   if (beat_timer_) keeper_.loop().Cancel(*beat_timer_);
   if (limit_timer_) keeper_.loop().Cancel(*limit_timer_);
   Hurry();
+  scrubber_.reset();
   persist_.reset();
   fetch_.reset();
   if (tier_) {
@@ -122,6 +123,8 @@ void SaveService::OnOpenRoot(int slot, Message& message) {
     const auto options = DecodeOptions(text);
     if (!options.ok()) return keeper_.Answer(slot, message.request, options.status());
     checkpointer_ = *options;
+    checkpointer_.hooks.own = options_.own_hooks;
+    hooks_ = MakeHooks(checkpointer_.hooks);
     limiter_ = std::make_unique<RateLimiter>(checkpointer_.disk_bytes_per_second);
     open_text_ = text;
   } else if (text != open_text_) {
@@ -200,6 +203,25 @@ void SaveService::MakeTier() {
   fetch_ = std::make_unique<SerialThread>("outlast-fetch");
 }
 
+void SaveService::MakeScrubber() {
+  if (checkpointer_.scrub_bytes_per_second == 0) return;
+  ScrubOptions options;
+  options.bytes_per_second = checkpointer_.scrub_bytes_per_second;
+  options.on_damaged = [this, alive = alive_, &loop = keeper_.loop()](const std::string& name,
+                                                                      const std::string& reason) {
+    loop.Post([this, alive, name, reason] {
+      if (!*alive) return;
+      options_.observer.on_note(fmt::format(
+          "checkpoint {} is damaged on disk, and in quarantine from now on: {}", name, reason));
+      readers().Post([opened = opened_, name, reason] {
+        opened->root->Quarantine(name, reason).IgnoreError();
+      });
+    });
+  };
+  scrubber_ = std::make_unique<Scrubber>(*opened_->root, std::move(options));
+  scrubber_->Resume();
+}
+
 void SaveService::Tell(int64_t step, SaveOutcome outcome, std::string_view error) {
   Message event;
   event.kind = MessageKind::kSaveEvent;
@@ -217,6 +239,7 @@ absl::Status SaveService::Adopt(absl::StatusOr<std::shared_ptr<Opened>> opened) 
   table_ = std::make_unique<SealTable>(std::move(mapping), world_);
   opened_ = *std::move(opened);
   MakeTier();
+  MakeScrubber();
   BeatLater();
   return absl::OkStatus();
 }
@@ -482,15 +505,19 @@ PersistRequest SaveService::RequestOf(const Save& save) const {
   request.committer = options_.committer;
   request.retention = {checkpointer_.keep_last, checkpointer_.keep_every};
   if (tier_) request.elsewhere = tier_->Standing();
+  if (scrubber_) request.retention.verified = scrubber_->Verified();
   request.limiter = limiter_.get();
+  request.hooks = hooks_;
   return request;
 }
 
 void SaveService::StartSave(Save save) {
+  if (scrubber_) scrubber_->Pause();
   persist_->Post([this, alive = alive_, &loop = keeper_.loop(), opened = opened_, save,
                   request = RequestOf(save)] {
     auto result = Persist(*opened->root, request);
     const auto committed = result.ok() ? std::optional(*result) : std::nullopt;
+    if (committed) committed_step_ = save.step;
     // Moved: two threads that share a Status are a race to TSan, as Debian's Abseil counts unseen.
     loop.Post([this, alive, save, result = std::move(result)] {
       if (*alive) OnSaveEnded(save, result);
@@ -517,7 +544,7 @@ absl::Duration SaveService::SaveLimit() const {
   double rate = 50e6;
   if (limiter_->bytes_per_second() != 0)
     rate = std::min(rate, static_cast<double>(limiter_->bytes_per_second()));
-  return options_.save_floor + absl::Seconds(bytes / rate);
+  return options_.save_floor + absl::Seconds(bytes / rate) + TimeOfHooks(checkpointer_.hooks);
 }
 
 // The disk hangs, perhaps for ever. Its thread cannot be called back, so no other save begins; but
@@ -525,8 +552,9 @@ absl::Duration SaveService::SaveLimit() const {
 void SaveService::GiveUp(const Save& save, absl::Duration limit) {
   limit_timer_.reset();
   overdue_ = Error(absl::StatusCode::kDeadlineExceeded,
-                   "save of step {} to {}: not durable after its deadline of {}; the disk hangs",
-                   save.step, opened_->root->path(), absl::FormatDuration(limit));
+                   "save of step {} to {}: not durable after its deadline of {}; the disk hangs{}",
+                   save.step, opened_->root->path(), absl::FormatDuration(limit),
+                   hooks_.empty() ? "" : ", or a hook does");
   options_.observer.on_failed(save.step, overdue_);
   Tell(save.step, SaveOutcome::kFailed, MessageOf(overdue_));
   const bool is_last = writing_ && writing_->last;
@@ -572,7 +600,8 @@ void SaveService::OnSaveEnded(const Save& begun, const absl::StatusOr<PersistRes
   if (result.ok()) {
     AnswerFinishers(save.step, absl::OkStatus());
   } else if (finishers_.contains(save.step)) {
-    if (retried_.contains(save.step)) {
+    // A hook would say the same of the same bytes.
+    if (retried_.contains(save.step) || absl::IsFailedPrecondition(result.status())) {
       AnswerFinishers(save.step, result.status());
       keeper_.Dispatch(FinalSaveFailed{std::string(MessageOf(result.status()))});
     } else {
@@ -585,6 +614,7 @@ void SaveService::OnSaveEnded(const Save& begun, const absl::StatusOr<PersistRes
     Save next = *std::exchange(queued_, std::nullopt);
     StartSave(std::move(next));
   }
+  if (scrubber_ && !writing_) scrubber_->Resume();
   ArmAutoSave();
 }
 
@@ -600,6 +630,7 @@ void SaveService::OnFinishAsked(int slot, const Message& message) {
   // Behind a save that was given up: the disk may come back, so the wait has a time of its own.
   if (writing_ && !limit_timer_) ArmLimit(*writing_);
   Hurry();
+  final_step_ = step;
   finishers_[step].push_back({slot, message.request});
   if (!is_being_saved(step)) SaveForFinishers(step);
 }
@@ -731,6 +762,7 @@ void SaveService::OnCommit(const CommitGeneration& commit) {
   restoring_ = {};
   cost_.Forget();
   finishers_.clear();  // their requests were answered by the abort
+  final_step_ = 0;
   limiter_->Enforce();
   retried_.clear();
   std::erase_if(buffer_waiters_, [](const Waiter&) { return true; });
@@ -824,14 +856,17 @@ absl::Status SaveService::PersistLast() {
   if (!opened_ || buffers_.empty()) return absl::OkStatus();
   absl::Status status;
   Hurry();
-  persist_.reset();  // waits for the save that is being written
+  persist_.reset();  // waits for the save that is being written; the loop hears no more of it
+  if (writing_ && committed_step_ == writing_->step) durable_step_ = writing_->step;
   const std::optional<Common> common = FindCommon();
-  if (common && common->step > durable_step_ && !(writing_ && writing_->step == common->step)) {
+  if (common && common->step > durable_step_) {
     Save save{common->step, common->generation, true, {}};
     for (const Held& held : common->held) save.held.emplace_back(held);
     const PersistRequest request = RequestOf(save);
     const auto result = Persist(*opened_->root, request);
     if (result.ok()) {
+      durable_step_ = save.step;
+      options_.observer.on_durable(save.step, *result);
       Retire(*opened_->root, request, *result,
              tier_ != nullptr ? tier_->InUse() : std::vector<std::string>{});
       if (tier_) tier_->OnCommitted(save.step, result->checkpoint, result->bytes);

@@ -13,6 +13,7 @@
 // digests.
 #pragma once
 
+#include <atomic>
 #include <cstdint>
 #include <functional>
 #include <map>
@@ -29,6 +30,7 @@
 #include "checkpoint/remote_tier.h"
 #include "checkpoint/root.h"
 #include "checkpoint/save_wire.h"
+#include "checkpoint/scrub.h"
 #include "checkpoint/seal_table.h"
 #include "outlast/blackbox/buffer.h"
 #include "outlast/checkpoint/interval.h"
@@ -59,6 +61,7 @@ struct SaveServiceOptions {
   bool take_over = false;                  // --take-over
   std::string committer;                   // the host's name, for people
   std::shared_ptr<const Plugins> plugins;  // of remote roots; null: the embedded ones
+  Hooks own_hooks;                         // of this process, besides those that the trainer names
   // Bounds of Every::Auto's interval on disk.
   absl::Duration shortest_auto = absl::Seconds(5);
   absl::Duration longest_auto = absl::Minutes(30);
@@ -90,6 +93,8 @@ class SaveService final : public KeeperExtension {
   absl::Status PersistLast();
 
   int64_t durable_step() const { return durable_step_; }
+  // Some state is in the root, and with it the final one that ranks asked for last.
+  bool holds_last_state() const { return durable_step_ > 0 && durable_step_ >= final_step_; }
   int64_t dropped_saves() const { return dropped_; }
 
  private:
@@ -188,6 +193,7 @@ class SaveService final : public KeeperExtension {
   SerialThread& readers() { return fetch_ != nullptr ? *fetch_ : *io_; }
   RemoteTierOptions TierOptions() const;
   void MakeTier();
+  void MakeScrubber();
   void Tell(int64_t step, SaveOutcome outcome, std::string_view error);
   void Decide(RestoreChoice choice);
   void AnswerChoosers();
@@ -227,12 +233,15 @@ class SaveService final : public KeeperExtension {
   UniqueFd tables_fd_;
   uint64_t tables_bytes_ = 0;
 
+  Hooks hooks_;
   std::unique_ptr<RateLimiter> limiter_ = std::make_unique<RateLimiter>(0);
   std::map<int64_t, Save> collecting_;
   std::set<int64_t> skipped_;  // by some rank: never complete
   std::optional<Save> queued_;
   std::optional<Save> writing_;
   int64_t durable_step_ = 0;
+  int64_t final_step_ = 0;                  // that a Finish wanted, in this generation
+  std::atomic<int64_t> committed_step_{0};  // by the persisting thread
   int64_t dropped_ = 0;
   std::optional<std::string> parent_;
   bool committed_here_ = false;
@@ -251,6 +260,7 @@ class SaveService final : public KeeperExtension {
   uint64_t generation_ = 0;
   Restoring restoring_;
 
+  std::unique_ptr<Scrubber> scrubber_;     // none: not asked for
   std::unique_ptr<RemoteTier> tier_;       // none: no remote root
   std::unique_ptr<SerialThread> fetch_;    // with a remote root: lists and fetches
   std::unique_ptr<SerialThread> io_;       // the root: open, list, beat

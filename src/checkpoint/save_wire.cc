@@ -5,6 +5,7 @@
 #include <nlohmann/json.hpp>
 
 #include "base/error.h"
+#include "checkpoint/hooks.h"
 
 namespace outlast {
 namespace {
@@ -97,6 +98,51 @@ double TolerableSeconds(const CheckpointerOptions& options) {
                   std::numeric_limits<double>::max());
 }
 
+nlohmann::json JsonOf(const HookOptions& hooks) {
+  nlohmann::json programs = nlohmann::json::array();
+  for (const HookProgram& program : hooks.programs) {
+    programs.push_back({{"name", program.name},
+                        {"command", program.command},
+                        {"deadline_s", absl::ToDoubleSeconds(program.deadline)}});
+  }
+  return {{"non_finite", hooks.non_finite == HookOptions::NonFinite::kVeto},
+          {"non_finite_skip", hooks.non_finite_skip},
+          {"programs", std::move(programs)}};
+}
+
+std::optional<std::vector<std::string>> TextsOf(const nlohmann::json& list) {
+  if (!list.is_array()) return std::nullopt;
+  std::vector<std::string> texts;
+  for (const nlohmann::json& one : list) {
+    if (!one.is_string()) return std::nullopt;
+    texts.push_back(one);
+  }
+  return texts;
+}
+
+absl::StatusOr<HookOptions> HooksOf(const nlohmann::json& json) {
+  const auto malformed = [] { return Malformed("hooks of a checkpointer"); };
+  const nlohmann::json none;
+  const auto member = [&](const nlohmann::json& in, const char* key) -> const nlohmann::json& {
+    return in.is_object() && in.contains(key) ? in[key] : none;
+  };
+  const auto skip = TextsOf(member(json, "non_finite_skip"));
+  const nlohmann::json& programs = member(json, "programs");
+  if (!member(json, "non_finite").is_boolean() || !skip || !programs.is_array()) return malformed();
+  HookOptions hooks;
+  if (json["non_finite"]) hooks.non_finite = HookOptions::NonFinite::kVeto;
+  hooks.non_finite_skip = *skip;
+  for (const nlohmann::json& one : programs) {
+    const auto command = TextsOf(member(one, "command"));
+    if (!member(one, "name").is_string() || !command || !member(one, "deadline_s").is_number())
+      return malformed();
+    hooks.programs.push_back(
+        {one["name"], *command, absl::Seconds(one["deadline_s"].get<double>())});
+  }
+  OUTLAST_RETURN_IF_ERROR(CheckHookOptions(hooks));
+  return hooks;
+}
+
 }  // namespace
 
 std::string EncodeOptions(const CheckpointerOptions& options) {
@@ -104,6 +150,7 @@ std::string EncodeOptions(const CheckpointerOptions& options) {
       {"uri", options.uri},
       {"every", options.every.steps()},
       {"disk_bytes_per_second", options.disk_bytes_per_second},
+      {"scrub_bytes_per_second", options.scrub_bytes_per_second},
       {"tolerable_loss_s", TolerableSeconds(options)},
       {"keep_last", options.keep_last},
       {"keep_every", options.keep_every},
@@ -114,6 +161,7 @@ std::string EncodeOptions(const CheckpointerOptions& options) {
         {"keep_every", options.remote.keep_every},
         {"bytes_per_second", options.remote.bytes_per_second},
         {"stop_limit_s", absl::ToDoubleSeconds(options.remote.stop_limit)}}},
+      {"hooks", JsonOf(options.hooks)},
       {"fresh", options.start == CheckpointerOptions::Start::kFresh},
       {"job", options.job},
       {"buffers", options.buffers},
@@ -133,6 +181,7 @@ absl::StatusOr<CheckpointerOptions> DecodeOptions(std::string_view text) {
   if (!json.is_object() || !has("uri", &Json::is_string) ||
       !has("every", &Json::is_number_integer) ||
       !has("disk_bytes_per_second", &Json::is_number_unsigned) ||
+      !has("scrub_bytes_per_second", &Json::is_number_unsigned) ||
       !has("tolerable_loss_s", &Json::is_number) || !has("keep_last", &Json::is_number_integer) ||
       !has("keep_every", &Json::is_number_integer) || !has("fresh", &Json::is_boolean) ||
       !has("job", &Json::is_string) || !has("buffers", &Json::is_number_integer) ||
@@ -150,6 +199,8 @@ absl::StatusOr<CheckpointerOptions> DecodeOptions(std::string_view text) {
     return Malformed("remote options of a checkpointer");
   }
   CheckpointerOptions options;
+  if (!json.contains("hooks")) return Malformed("options of a checkpointer");
+  OUTLAST_ASSIGN_OR_RETURN(options.hooks, HooksOf(json["hooks"]));
   options.remote.uri = remote["uri"];
   options.remote.every = remote["every"] > 0 ? Every::Steps(remote["every"]) : Every::Auto();
   options.remote.keep_last = remote["keep_last"];
@@ -159,6 +210,7 @@ absl::StatusOr<CheckpointerOptions> DecodeOptions(std::string_view text) {
   options.uri = json["uri"];
   options.every = json["every"] > 0 ? Every::Steps(json["every"]) : Every::Auto();
   options.disk_bytes_per_second = json["disk_bytes_per_second"];
+  options.scrub_bytes_per_second = json["scrub_bytes_per_second"];
   options.tolerable_loss = absl::Seconds(json["tolerable_loss_s"].get<double>());
   options.keep_last = json["keep_last"];
   options.keep_every = json["keep_every"];

@@ -130,20 +130,35 @@ void Job::FinishWhenAllEnded() {
   });
   if (phase_ == JobPhase::kRunning || (phase_ == JobPhase::kStopping && all_finished)) {
     if (late_failure_) return FinishAs(*late_failure_, "a worker failed after its work was done");
-    if (not_in_root()) return FinishAs(ExitCodeOf(JobOutcome::kNotInRoot), *not_in_root());
+    if (not_in_root()) {
+      return FinishAs(ExitCodeOf(JobOutcome::kNotInRoot), *not_in_root(),
+                      ExitCodeOf(JobOutcome::kFinished));
+    }
     return FinishAs(ExitCodeOf(JobOutcome::kFinished), "finished");
   }
   if (persist_due_ != absl::InfiniteDuration()) return;
-  if (phase_ == JobPhase::kEnding) return FinishAs(end_code_, end_reason_);
-  FinishAs(StopCode(), StopReason());
+  if (phase_ == JobPhase::kEnding) {
+    const bool trained = end_code_ == ExitCodeOf(JobOutcome::kNotInRoot);
+    return FinishAs(end_code_, end_reason_,
+                    trained ? std::optional(ExitCodeOf(JobOutcome::kFinished)) : std::nullopt);
+  }
+  const int code = StopCode();
+  const bool unsaved = code == ExitCodeOf(JobOutcome::kPreemptedUnsaved) ||
+                       code == ExitCodeOf(JobOutcome::kNotInRoot);
+  FinishAs(code, StopReason(),
+           unsaved && any_joined_ && !stop_.gave_up()
+               ? std::optional(ExitCodeOf(JobOutcome::kPreemptedSaved, options_.preempt_exit))
+               : std::nullopt);
 }
 
-void Job::FinishAs(int exit_code, std::string reason) {
+void Job::FinishAs(int exit_code, std::string reason, std::optional<int> code_if_saved) {
+  // A root that another run has taken takes nothing of ours any more.
+  if (root_lost_) code_if_saved.reset();
   phase_ = JobPhase::kDone;
   if (!abandoned_.empty()) reason += "; " + abandoned_;
   if (armed_) Emit(DisarmTimer{1});
   armed_.reset();
-  Emit(FinishJob{exit_code, std::move(reason)});
+  Emit(FinishJob{exit_code, std::move(reason), code_if_saved, stop_.step()});
 }
 
 int Job::StopCode() const {
@@ -157,9 +172,10 @@ int Job::StopCode() const {
 std::string Job::StopReason() const {
   if (not_in_root()) return fmt::format("stopped ({}): {}", stop_reason_, *not_in_root());
   if (!any_joined_) return fmt::format("stopped ({})", stop_reason_);
-  return fmt::format("stopped ({}): {}; {}", stop_reason_,
-                     stop_.gave_up() ? "the newest common snapshot" : fmt::format("step {}", stop_.step()),
-                     durable_ ? "saved" : "not durable");
+  return fmt::format(
+      "stopped ({}): {}; {}", stop_reason_,
+      stop_.gave_up() ? "the newest common snapshot" : fmt::format("step {}", stop_.step()),
+      durable_ ? "saved" : "not durable");
 }
 
 }  // namespace outlast

@@ -95,6 +95,7 @@ class Agent final : public WorkerHost {
   absl::Status TrySpawn(SpawnRequest& request);
   // The slot's process, unless it is another by now.
   Worker* Find(int slot, uint64_t incarnation);
+  void Rescue();
   void LoseControl();
   void Finish(int exit_code, std::string reason);
 
@@ -116,6 +117,7 @@ class Agent final : public WorkerHost {
   bool any_ran_ = false;
   int stack_captures_ = 0;
   std::optional<std::pair<int, std::string>> end_;  // exit code and reason
+  FinishJob finish_{0, ""};                         // as the job said it
 };
 
 // --- Life ---
@@ -142,7 +144,7 @@ absl::Status Agent::SetUp() {
 
 int Agent::Run() {
   loop_->Run();
-  if (end_->first != 0 && end_->first != kExitRefused) services_->PersistLast();
+  if (end_->first != 0 && end_->first != kExitRefused) Rescue();
   deaths_.reset();
   services_.reset();  // waits for a save that is being written
   ledger_->Finished(end_->first, end_->second);
@@ -168,7 +170,19 @@ void Agent::Finish(int exit_code, std::string reason) {
   loop_->Stop();
 }
 
-void Agent::OnFinish(const FinishJob& finish) { Finish(finish.exit_code, finish.reason); }
+void Agent::OnFinish(const FinishJob& finish) {
+  if (!end_.has_value()) finish_ = finish;
+  Finish(finish.exit_code, finish.reason);
+}
+
+// What memory holds goes to disk; if that is the last state, nothing is missing any more.
+void Agent::Rescue() {
+  const bool is_last = services_->PersistLast(finish_.last_step);
+  if (!is_last || !finish_.code_if_saved.has_value()) return;
+  const std::string reason = fmt::format("{}; the agent has saved it since", end_->second);
+  console_->Say(fmt::format("outlast: the last state is in the root after all ({})", reason));
+  end_ = {*finish_.code_if_saved, reason};
+}
 
 void Agent::LoseControl() {
   loop_->Unwatch(guardian_.fd());

@@ -96,9 +96,13 @@ int Main(const std::vector<std::string>& arguments) {
     return Shown(RunEnvTool(rest, variables, std::cout, std::cerr));
   }
   if (command == "report") return Shown(RunReportTool(rest, std::cout, std::cerr));
-  if (command == "ckpt")
+  if (command == "ckpt") {
+    const auto plugins = MakePlugins();
+    if (!plugins.ok()) return Refuse(plugins.status());
     return Shown(RunCkptTool(rest, std::cout, std::cerr,
-                             isatty(STDERR_FILENO) ? Terminal::kYes : Terminal::kNo));
+                             isatty(STDERR_FILENO) ? Terminal::kYes : Terminal::kNo,
+                             plugins->get()));
+  }
   if (command == "--help" || command == "-h" || command == "help") {
     std::fputs(ToolHelp().c_str(), stdout);
     return 0;

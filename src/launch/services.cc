@@ -114,11 +114,13 @@ int64_t JobServices::LastProgressOf(const FaultRecord& fault) const {
   return found == hung_since_ns_.end() ? 0 : found->second;
 }
 
-void JobServices::PersistLast() {
+bool JobServices::PersistLast(int64_t last_step) {
   if (const absl::Status saved = saves_->PersistLast(); !saved.ok()) {
     console_.Say(
         fmt::format("outlast: the newest step in memory could not be saved: {}", MessageOf(saved)));
+    return false;
   }
+  return saves_->holds_last_state() && saves_->durable_step() >= last_step;
 }
 
 }  // namespace outlast

@@ -34,8 +34,9 @@ class JobServices {
   // the watch.
   int64_t LastProgressOf(const FaultRecord& fault) const;
 
-  // All workers have ended, and not because they were done: what memory holds goes to disk. Blocks.
-  void PersistLast();
+  // All workers have ended, and not because they were done: what memory holds goes to disk. True:
+  // the state that a rank wanted last is there, and one of at least `last_step`. Blocks.
+  bool PersistLast(int64_t last_step);
 
  private:
   SaveObserver Observer();

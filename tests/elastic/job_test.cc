@@ -139,11 +139,13 @@ TEST(Job, AFinalSaveThatFailedOrACrashAfterTheWorkIsNotHiddenByZero) {
   unsaved.Finished(0);
   unsaved.End(0, kClean);
   EXPECT_EQ(unsaved.finished->exit_code, 88);
+  EXPECT_EQ(unsaved.finished->code_if_saved, 0);
   Bench crashed({.world = 1});
   crashed.EnterAll();
   crashed.Finished(0);
   crashed.End(0, {.signal = SIGSEGV});
   EXPECT_EQ(crashed.finished->exit_code, 139);
+  EXPECT_EQ(crashed.finished->code_if_saved, std::nullopt);
   EXPECT_EQ(crashed.All<SpawnWorker>().size(), 1u);
 }
 
@@ -155,6 +157,7 @@ TEST(Job, AWorkerThatEndsBecauseTheFinalSaveFailedIsNotRestarted) {
   bench.End(1, {.code = 1});
   ASSERT_TRUE(bench.finished);
   EXPECT_EQ(bench.finished->exit_code, 88);
+  EXPECT_EQ(bench.finished->code_if_saved, 0);
   EXPECT_EQ(bench.finished->reason, "disk full");
   EXPECT_EQ(bench.All<SpawnWorker>().size(), 2u);
 }
@@ -772,6 +775,7 @@ TEST(Job, RootsThatAreRefusedLostOrDoNotRestoreEndTheJobWithTheirCodes) {
   lost.End(0, kClean);
   lost.Give(StopPersisted{2, false});
   EXPECT_EQ(lost.finished->exit_code, 88);
+  EXPECT_EQ(lost.finished->code_if_saved, std::nullopt) << "the root is another run's";
   EXPECT_THAT(lost.finished->reason, HasSubstr("run 4711 took it"));
 }
 

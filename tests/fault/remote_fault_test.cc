@@ -55,6 +55,25 @@ TEST(Remote, RestoresOnAFreshMachineFromS3) {
   LosesItsMachineAndGoesOn(job, "s3://jobs/my/run");
   const std::string events = job.launched().Read("outlast-runs/latest/events.jsonl");
   EXPECT_THAT(events + job.Said(), Not(HasSubstr("not-a-secret-of-anybody")));
+  // The tool, on the bucket itself.
+  const auto tool = [&](const std::string& words) {
+    const std::string command = "exec " + ToolPath() + " ckpt " + words + " >" +
+                                job.launched().Path("tool.out") + " 2>" +
+                                job.launched().Path("tool.err");
+    const int status = std::system(command.c_str());
+    return WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status);
+  };
+  const std::string back = job.launched().Path("back");
+  EXPECT_EQ(tool("ls s3://jobs/my/run"), 0) << job.launched().Read("tool.err");
+  EXPECT_THAT(job.launched().Read("tool.out"), HasSubstr("step 40  committed"));
+  EXPECT_EQ(tool("show s3://jobs/my/run"), 0) << job.launched().Read("tool.err");
+  EXPECT_EQ(tool("verify s3://jobs/my/run"), 0) << job.launched().Read("tool.err");
+  EXPECT_EQ(tool("copy s3://jobs/my/run " + back), 0) << job.launched().Read("tool.err");
+  EXPECT_EQ(tool("verify " + back), 0) << job.launched().Read("tool.out");
+  EXPECT_EQ(tool("copy " + back + " s3://jobs/second"), 0) << job.launched().Read("tool.err");
+  EXPECT_EQ(tool("verify s3://jobs/second"), 0) << job.launched().Read("tool.err");
+  EXPECT_EQ(tool("ls s3://jobs/nothing"), 85);
+  EXPECT_EQ(tool("ls s3://no-such-bucket/x"), 85) << job.launched().Read("tool.err");
 }
 #endif
 

@@ -168,6 +168,39 @@ TEST(Save, EndsWith88WhenTheFinalStateIsNotDurable) {
   }
 }
 
+// The worker's save of the last state failed twice; what the agent saves of it once all workers
+// have ended counts.
+TEST(Save, EndsWithZeroWhereTheAgentSavesTheFinalStateAfterAll) {
+  CkptJob job;
+  job.world = 2;
+  ASSERT_EQ(job.Run(ShimOrder{.from_save = 2, .fault = "mkdir:EIO:1-2"}), 0) << job.Said();
+  EXPECT_EQ(job.page().faults, 2u);
+  EXPECT_EQ(job.CommittedSteps().back(), 20);
+  EXPECT_THAT(job.Said(), HasSubstr("the last state is in the root after all"));
+  EXPECT_EQ(job.launched().Report()["exit_code"], 0);
+  EXPECT_EQ(job.Tool("verify"), 0) << job.launched().Read("tool.out");
+}
+
+// A program of the user's judges the agent's saves.
+TEST(Save, IsJudgedByAProgramOfTheUsers) {
+  CkptJob job;
+  job.world = 2;
+  job.trainer["--keep"] = "9";
+  job.launched().Write("judge.sh",
+                       "echo \"$OUTLAST_STEP $OUTLAST_WORLD $(ls $1)\" | tr '\\n' ' ' >>" +
+                           job.launched().Path("judged") +
+                           "\nif test $OUTLAST_STEP = 10; then echo loss went up; exit 3; fi\n");
+  job.trainer["--hook"] = job.launched().Path("judge.sh");
+  ASSERT_EQ(job.Run(), 0) << job.Said();
+  EXPECT_THAT(job.CommittedSteps(), ElementsAre(20));
+  EXPECT_THAT(job.Said(), HasSubstr("hook 'judge' vetoes it: loss went up; training goes on"));
+  EXPECT_THAT(job.launched().Read("outlast-runs/latest/events.jsonl"),
+              HasSubstr("hook 'judge' vetoes it: loss went up"));
+  EXPECT_THAT(job.launched().Read("judged"),
+              HasSubstr("10 2 w00000.receipt.json w00000.safetensors w00001.receipt.json "
+                        "w00001.safetensors"));
+}
+
 // LATEST is a hint, and retention comes after the commit: a failure of either is none of the save.
 TEST(Save, IsDurableEvenWhenWhatFollowsTheCommitFails) {
   for (const char* fault : {"rename:EIO:1+", "rmdir:EIO:1+", "unlink:EIO:3+"}) {

@@ -3,6 +3,7 @@
 //   toy_trainer --steps N --step-ms M --ckpt-dir D --ckpt-every K --keep R --state-mb S
 //               [--sharded-mb M] [--finish-each 1] [--disk-rate BYTES_PER_SECOND] [--seed X]
 //               [--remote URI --remote-every K --remote-keep R --remote-rate BYTES_PER_SECOND]
+//               [--hook SCRIPT]
 //               [--log FILE] [--watch-floor SECONDS --watch-poll SECONDS]
 //               [--stall data|backward|allreduce|read:RANK:STEP[:SECONDS]]
 //
@@ -66,6 +67,7 @@ struct Options {
   uint32_t seed = 1;
   outlast::RemoteOptions remote;
   int64_t remote_every = 10;
+  std::string hook;  // run by sh; empty: none
   std::string log;
   double watch_floor = 0;  // 0: no watchdog
   double watch_poll = 0.1;
@@ -116,9 +118,11 @@ std::optional<Options> Parse(int argc, char** argv) {
   options.remote.uri = given["--remote"];
   options.remote.every = outlast::Every::Steps(options.remote_every);
   options.log = given["--log"];
+  options.hook = given["--hook"];
   if (given.contains("--stall")) options.stall = ParseStall(given["--stall"]);
   const bool stall_is_bad = given.contains("--stall") && (!options.stall || options.log.empty());
-  for (const char* known : {"--ckpt-dir", "--remote", "--log", "--stall"}) given.erase(known);
+  for (const char* known : {"--ckpt-dir", "--remote", "--hook", "--log", "--stall"})
+    given.erase(known);
   if (argc % 2 == 0 || !given.empty() || options.checkpoints.empty() || stall_is_bad)
     return std::nullopt;
   return options;
@@ -352,6 +356,12 @@ absl::Status FinishAndLook(const Options& options, outlast::Checkpointer& checkp
   std::_Exit(kInvisible);
 }
 
+outlast::HookOptions HooksOf(const Options& options) {
+  outlast::HookOptions hooks;
+  if (!options.hook.empty()) hooks.programs = {{"judge", {"sh", options.hook}}};
+  return hooks;
+}
+
 absl::Status Train(const Options& options) {
   OUTLAST_ASSIGN_OR_RETURN(const auto run, outlast::Run::Join());
   OUTLAST_ASSIGN_OR_RETURN(
@@ -361,7 +371,8 @@ absl::Status Train(const Options& options) {
                                          .snapshot_every = outlast::Every::Steps(1),
                                          .disk_bytes_per_second = options.disk_rate,
                                          .keep_last = options.keep,
-                                         .remote = options.remote}));
+                                         .remote = options.remote,
+                                         .hooks = HooksOf(options)}));
   std::unique_ptr<outlast::Watchdog> watchdog;
   if (options.watch_floor > 0) {
     OUTLAST_ASSIGN_OR_RETURN(

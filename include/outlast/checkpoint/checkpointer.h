@@ -11,6 +11,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
+#include "outlast/checkpoint/commit_hook.h"
 #include "outlast/checkpoint/restore.h"
 #include "outlast/checkpoint/state.h"
 
@@ -70,7 +71,13 @@ struct CheckpointerOptions {
   uint64_t disk_bytes_per_second = 0;
   int keep_last = 3;       // checkpoints on disk that retention spares; at least 1
   int64_t keep_every = 0;  // and each of a step that this divides; 0: none
+  // What may be read of committed checkpoints, one after the other, while nothing is being saved,
+  // to find what the disk has lost before it is needed: bytes a second. What is damaged goes into
+  // quarantine, is told, and counts for nothing in keep_last; the newest that was read and found
+  // whole is never deleted. 0: nothing is read, since only you know who else needs the disk.
+  uint64_t scrub_bytes_per_second = 0;
   RemoteOptions remote;
+  HookOptions hooks;  // what may veto a checkpoint on disk
   // What remote.uri may name besides a folder, where the process saves by itself; under `outlast
   // run` the agent's own count. Null: folders alone.
   std::shared_ptr<const Plugins> plugins;
@@ -148,7 +155,8 @@ class Checkpointer {
   absl::Status Release();
   // Saves `step` (not below the step that was restored or saved last) if it is not saved yet, and
   // waits until it is durable. kResourceExhausted, kUnavailable ...: it could not be made durable,
-  // and why (the job will end with 88). Deadline: 60 s + bytes / (50 MB/s), then kDeadlineExceeded.
+  // and why (the job will end with 88); kFailedPrecondition: a hook vetoed it. Deadline: 60 s +
+  // bytes / (50 MB/s) + the hooks' own, then kDeadlineExceeded.
   absl::Status Finish(int64_t step, const StateView& state);
 
   CheckpointStats stats() const;

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <variant>
 #include <vector>
@@ -72,10 +73,14 @@ struct RecordFault {
   int budget_used;
   int budget;
 };  // for report, ledger and console
+// Last action; all workers have ended. Where the last state is not in the root: the code that the
+// job ends with if it comes there after all, of a stop with at least `last_step`.
 struct FinishJob {
   int exit_code;
   std::string reason;
-};  // last action; all workers have ended
+  std::optional<int> code_if_saved = std::nullopt;
+  int64_t last_step = 0;
+};
 
 using JobAction = std::variant<SpawnWorker, AbortGeneration, CommitGeneration, KillWorker,
                                ForwardSignal, CaptureStacks, AskStop, GoStop, PersistCommon,

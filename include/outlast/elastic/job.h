@@ -148,7 +148,7 @@ class Job {
   void End(JobOutcome outcome, int exit_code, const std::string& reason);
   void Persist(const std::string& reason, absl::Duration due);
   void FinishWhenAllEnded();
-  void FinishAs(int exit_code, std::string reason);
+  void FinishAs(int exit_code, std::string reason, std::optional<int> code_if_saved = {});
   int StopCode() const;
   std::string StopReason() const;
 

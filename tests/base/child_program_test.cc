@@ -1,0 +1,103 @@
+#include "base/child_program.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <signal.h>
+#include <unistd.h>
+
+#include <cstdlib>
+
+#include "outlast/base/clock.h"
+
+namespace outlast {
+namespace {
+
+using ::testing::HasSubstr;
+
+ProgramCall Shell(const std::string& text) {
+  ProgramCall call;
+  call.command = {"sh", "-c", text};
+  return call;
+}
+
+TEST(RunProgram, TellsExitCodeAndLastLine) {
+  const auto end = RunProgram(Shell("echo one; echo two >&2; echo; exit 7")).value();
+  EXPECT_EQ(end.code, 7);
+  EXPECT_EQ(end.signal, 0);
+  EXPECT_EQ(end.last_line, "two");
+}
+
+TEST(RunProgram, TellsTheSignalThatEndedIt) {
+  EXPECT_EQ(RunProgram(Shell("kill -ABRT $$"))->signal, SIGABRT);
+}
+
+TEST(RunProgram, GivesArgumentsEnvironmentAndNoInput) {
+  ASSERT_EQ(setenv("OUTLAST_TEST_WORD", "old", 1), 0);
+  ProgramCall call = Shell("cat; echo \"$1 $OUTLAST_TEST_WORD $PWD\"");
+  call.command.insert(call.command.end(), {"sh", "argument"});
+  call.environment = {{"OUTLAST_TEST_WORD", "new"}};
+  call.folder = "/usr";
+  EXPECT_EQ(RunProgram(call)->last_line, "argument new /usr");
+  unsetenv("OUTLAST_TEST_WORD");
+}
+
+TEST(RunProgram, SaysThatAProgramCannotBeStarted) {
+  ProgramCall call;
+  call.command = {"/nowhere/at/all"};
+  const auto end = RunProgram(call).value();
+  EXPECT_EQ(end.code, 127);
+  EXPECT_EQ(end.last_line, "No such file or directory");
+}
+
+// A loop that ignores what can be ignored, and a helper that holds its output open.
+TEST(RunProgram, KillsTheWholeGroupAtTheDeadline) {
+  ProgramCall call = Shell("trap '' TERM; sleep 300 & echo $!; while :; do sleep 300; done");
+  call.deadline = absl::Milliseconds(300);
+  const int64_t started = MonotonicNanos();
+  const auto end = RunProgram(call).value();
+  EXPECT_TRUE(end.timed_out);
+  EXPECT_EQ(end.signal, SIGKILL);
+  EXPECT_GE(MonotonicNanos() - started, 300'000'000);
+  EXPECT_LT(MonotonicNanos() - started, 100'000'000'000);
+  const pid_t helper = std::atoi(end.last_line.c_str());
+  ASSERT_GT(helper, 0);
+  // It has SIGKILL; whoever it belongs to now reaps it soon.
+  while (kill(helper, 0) == 0 && MonotonicNanos() - started < 20'000'000'000) {
+    const std::string state = "/proc/" + std::to_string(helper) + "/stat";
+    FILE* file = fopen(state.c_str(), "re");
+    char text[256] = {};
+    if (file != nullptr) (void)!fread(text, 1, sizeof text - 1, file);
+    if (file != nullptr) fclose(file);
+    if (std::string(text).find(") Z ") != std::string::npos) break;
+    absl::SleepFor(absl::Milliseconds(1));
+  }
+  EXPECT_LT(MonotonicNanos() - started, 20'000'000'000);
+}
+
+// Who has left the group and keeps the output open holds nobody up.
+TEST(RunProgram, WaitsForNoHelperThatLeftItsGroup) {
+  const int64_t started = MonotonicNanos();
+  const auto end = RunProgram(Shell("setsid sleep 5 & echo done")).value();
+  EXPECT_EQ(end.last_line, "done");
+  EXPECT_LT(MonotonicNanos() - started, 4'000'000'000);
+}
+
+TEST(RunProgram, EndsAProgramThatNeverStopsPrinting) {
+  ProgramCall call;
+  call.command = {"yes", "line"};
+  call.deadline = absl::Milliseconds(200);
+  EXPECT_TRUE(RunProgram(call)->timed_out);
+}
+
+TEST(RunProgram, MakesTheLastLinePrintable) {
+  EXPECT_EQ(RunProgram(Shell("printf 'caf\\303\\251 \\377 \\033[1m\\n'"))->last_line,
+            "caf\xc3\xa9 ? ?[1m");
+  EXPECT_EQ(RunProgram(Shell("head -c 5000 /dev/zero | tr '\\0' x"))->last_line.size(), 1024u);
+}
+
+TEST(RunProgram, RefusesAnEmptyCommand) {
+  EXPECT_EQ(RunProgram({}).status().code(), absl::StatusCode::kInvalidArgument);
+}
+
+}  // namespace
+}  // namespace outlast
