@@ -1,5 +1,6 @@
 #include "run/generation_store.h"
 
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -63,8 +64,20 @@ const std::string* GenerationStore::Find(std::string_view key) const {
   return found == values_.end() ? nullptr : &found->second;
 }
 
+uint64_t GenerationStore::promised_bytes() const {
+  constexpr uint64_t kBlockBytes = 512;  // as stat(2) counts
+  uint64_t promised = 0;
+  for (const auto& [name, memory] : memories_) {
+    struct stat stat {};
+    if (fstat(memory.fd.get(), &stat) != 0) continue;
+    const uint64_t touched = static_cast<uint64_t>(stat.st_blocks) * kBlockBytes;
+    promised += memory.bytes - std::min(memory.bytes, touched);
+  }
+  return promised;
+}
+
 absl::StatusOr<int> GenerationStore::SharedMemory(std::string_view name, uint64_t bytes,
-                                                  Contents contents) {
+                                                  Contents contents, uint64_t promised) {
   OUTLAST_RETURN_IF_ERROR(CheckName("name of shared memory", name));
   if (const auto found = memories_.find(name); found != memories_.end()) {
     if (found->second.bytes == bytes) return found->second.fd.get();
@@ -75,12 +88,12 @@ absl::StatusOr<int> GenerationStore::SharedMemory(std::string_view name, uint64_
   if (bytes == 0)
     return Error(absl::StatusCode::kInvalidArgument,
                  "shared memory '{}': 0 bytes asked for, at least 1 wanted", name);
-  OUTLAST_ASSIGN_OR_RETURN(UniqueFd fd, Allocate(name, bytes, contents));
+  OUTLAST_ASSIGN_OR_RETURN(UniqueFd fd, Allocate(name, bytes, contents, promised));
   return memories_.emplace(name, Memory{std::move(fd), bytes}).first->second.fd.get();
 }
 
 absl::StatusOr<UniqueFd> GenerationStore::Allocate(std::string_view name, uint64_t bytes,
-                                                   Contents contents) {
+                                                   Contents contents, uint64_t promised) {
   const auto spare = spares_.find(name);
   if (contents == Contents::kDirty && spare != spares_.end() && spare->second.bytes == bytes) {
     const std::array<char, kCleanBytes> zeros{};
@@ -89,7 +102,8 @@ absl::StatusOr<UniqueFd> GenerationStore::Allocate(std::string_view name, uint64
     spares_.erase(spare);
     if (pwrite(fd.get(), zeros.data(), clean, 0) == static_cast<ssize_t>(clean)) return fd;
   }
-  if (const uint64_t available = AvailableMemoryBytes();
+  const uint64_t untouched = AvailableMemoryBytes();
+  if (const uint64_t available = untouched - std::min(untouched, promised);
       bytes > available || memories_.size() >= kMaxMemories) {
     return Error(absl::StatusCode::kResourceExhausted,
                  "shared memory '{}': {} bytes asked for, {} available, {} others", name, bytes,

@@ -33,7 +33,11 @@ class GenerationStore {
   // kInvalidArgument: another size than it has. kResourceExhausted: more than the machine has
   // available.
   enum class Contents { kZero, kZeroOnTouch, kDirty };
-  absl::StatusOr<int> SharedMemory(std::string_view name, uint64_t bytes, Contents contents);
+  //   promised  bytes of what the machine has available that others were promised
+  absl::StatusOr<int> SharedMemory(std::string_view name, uint64_t bytes, Contents contents,
+                                   uint64_t promised = 0);
+  // Bytes that were given out and whose pages nobody has touched yet.
+  uint64_t promised_bytes() const;
 
  private:
   struct Memory {
@@ -41,7 +45,8 @@ class GenerationStore {
     uint64_t bytes;
   };
   using Memories = std::map<std::string, Memory, std::less<>>;
-  absl::StatusOr<UniqueFd> Allocate(std::string_view name, uint64_t bytes, Contents contents);
+  absl::StatusOr<UniqueFd> Allocate(std::string_view name, uint64_t bytes, Contents contents,
+                                    uint64_t promised);
 
   std::map<std::string, std::string, std::less<>> values_;
   size_t value_bytes_ = 0;

@@ -673,7 +673,10 @@ absl::Status Keeper::Impl::Share(int number, const Message& message) {
       case SharedScope::kSlot:
         break;
     }
-    return At(number).memory.SharedMemory(name, bytes, Contents::kZeroOnTouch);
+    // All slots may ask before one of them has touched what it got.
+    uint64_t promised = 0;
+    for (const Slot& slot : slots_) promised += slot.memory.promised_bytes();
+    return At(number).memory.SharedMemory(name, bytes, Contents::kZeroOnTouch, promised);
   };
   const absl::StatusOr<int> memory = share();
   if (!memory.ok()) {

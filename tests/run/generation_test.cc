@@ -5,6 +5,7 @@
 #include <gtest/gtest.h>
 
 #include <atomic>
+#include <fstream>
 #include <future>
 #include <set>
 #include <thread>
@@ -16,6 +17,7 @@
 #include "outlast/run/run.h"
 #include "outlast/testing/local_world.h"
 #include "outlast/testing/time_factor.h"
+#include "run/shared_memory.h"
 
 namespace outlast {
 namespace {
@@ -399,6 +401,37 @@ TEST(SlotMemory, RefusesAnotherSizeAndMoreThanThereIs) {
     EXPECT_EQ(run.SlotMemory("huge", size_t{1} << 60).status().code(),
               absl::StatusCode::kResourceExhausted);
     return run.ForEachGeneration([](Generation&) { return absl::OkStatus(); });
+  });
+  EXPECT_EQ(result.exit_code, 0) << result.reason;
+}
+
+uint64_t AvailableBytes() {
+  std::ifstream file("/proc/meminfo");
+  std::string word;
+  uint64_t kib = 0;
+  while (file >> word && word != "MemAvailable:") {
+  }
+  file >> kib;
+  return kib * 1024;
+}
+
+// As two ranks may ask before either has touched a page of what it got.
+TEST(SlotMemory, IsNotPromisedTwice) {
+  LocalWorld world(2);
+  const uint64_t most = AvailableBytes() / 10 * 7;
+  const LocalWorldResult result = world.Run([&](outlast::Run& run) {
+    return run.ForEachGeneration([&](Generation& generation) -> absl::Status {
+      const auto ask = [&] {
+        return AskForMemory(run.link(), "most", most, SharedScope::kSlot, 0).status();
+      };
+      if (generation.rank() == 0) {
+        EXPECT_TRUE(ask().ok());
+        return generation.Put("asked", "yes");
+      }
+      OUTLAST_RETURN_IF_ERROR(generation.Get("asked", kPatience).status());
+      EXPECT_EQ(ask().code(), absl::StatusCode::kResourceExhausted);
+      return absl::OkStatus();
+    });
   });
   EXPECT_EQ(result.exit_code, 0) << result.reason;
 }
