@@ -115,10 +115,10 @@ void Declare(CLI::App& app, LaunchOptions& options, RawOptions& raw) {
                  "Workers on this machine: a number, cpu, gpu, or auto (one a GPU, else one a CPU)")
       ->required()
       ->type_name("N");
-  app.add_option("--max-restarts", raw.max_restarts,
+  app.add_option("--max-restarts,--max_restarts", raw.max_restarts,
                  "Restarts since the last committed step; 0: never (3)")
       ->type_name("R");
-  app.add_option("--run-dir,--log-dir", options.run_dir,
+  app.add_option("--run-dir,--log-dir,--log_dir", options.run_dir,
                  "Where this run's folder is made (./outlast-runs)")
       ->type_name("D");
   app.add_option("--grace", raw.grace, "SIGTERM to SIGKILL in a stop (15)")->type_name("S");
@@ -218,6 +218,23 @@ absl::Status RefuseEmptyValues(CLI::App& app) {
   return absl::OkStatus();
 }
 
+// CLI11 takes the next argument for the value of "--flag=".
+absl::Status RefuseCutValues(CLI::App& app, const std::vector<std::string>& flags) {
+  for (const std::string& flag : flags) {
+    if (!flag.starts_with("--") || !flag.ends_with('=')) continue;
+    const std::string name = flag.substr(0, flag.size() - 1);
+    const CLI::Option* option = app.get_option_no_throw(name);
+    if (option != nullptr && option->get_expected_min() > 0) return Refuse(name, "", "a value");
+  }
+  return absl::OkStatus();
+}
+
+absl::Status UnknownFlag(const CLI::App& app) {
+  const std::vector<std::string> extras = app.remaining();
+  return Error(absl::StatusCode::kInvalidArgument, "unknown flag '{}': see outlast run --help",
+               extras.empty() ? "" : extras[0]);
+}
+
 bool is_file(const std::string& path) {
   struct stat info {};
   return stat(path.c_str(), &info) == 0 && S_ISREG(info.st_mode);
@@ -259,6 +276,7 @@ absl::StatusOr<LaunchOptions> ParseLaunchOptions(const std::vector<std::string>&
   options.command.assign(arguments.begin() + static_cast<ptrdiff_t>(start), arguments.end());
   std::vector<std::string> flags(arguments.begin(),
                                  arguments.begin() + static_cast<ptrdiff_t>(flags_end));
+  OUTLAST_RETURN_IF_ERROR(RefuseCutValues(app, flags));
   std::reverse(flags.begin(), flags.end());  // as CLI11 wants it
   try {
     app.parse(flags);
@@ -270,10 +288,10 @@ absl::StatusOr<LaunchOptions> ParseLaunchOptions(const std::vector<std::string>&
     }
     return options;
   } catch (const CLI::ExtrasError&) {
-    const std::vector<std::string> extras = app.remaining();
-    return Error(absl::StatusCode::kInvalidArgument, "unknown flag '{}': see outlast run --help",
-                 extras.empty() ? "" : extras[0]);
+    return UnknownFlag(app);
   } catch (const CLI::RequiredError&) {
+    // -n may stand behind the value of a flag that is unknown, where the command seems to begin.
+    if (app.remaining_size() > 0) return UnknownFlag(app);
     return Error(absl::StatusCode::kInvalidArgument,
                  "-n is missing: the number of workers wanted, such as -n 4");
   } catch (const CLI::ParseError& error) {

@@ -72,6 +72,10 @@ TEST(ParseLaunchOptions, NamesWhatItRefusesAndWhatItWants) {
   EXPECT_THAT(RefusalOf({"-n", "2", "--no-retry", "9-3", "x"}), HasSubstr("--no-retry '9-3'"));
   EXPECT_EQ(RefusalOf({"-n", "2", "--frobnicate", "x"}),
             "unknown flag '--frobnicate': see outlast run --help");
+  EXPECT_EQ(RefusalOf({"--master-port", "29500", "-n", "2", "x"}),
+            "unknown flag '--master-port': see outlast run --help");
+  EXPECT_EQ(RefusalOf({"-n", "2", "--run-dir=", "--fresh", "x"}), "--run-dir '': a value wanted");
+  EXPECT_EQ(RefusalOf({"--nnodes=", "-n", "2", "x"}), "--nnodes '': a value wanted");
   EXPECT_THAT(RefusalOf({"-n", "2", "--stdin", "3", "x"}), HasSubstr("none or 0 wanted"));
   EXPECT_THAT(RefusalOf({"-n", "2", "--job", "a/b", "x"}), HasSubstr("--job 'a/b'"));
   EXPECT_THAT(RefusalOf({"-n", "2", "--job", "..", "x"}), HasSubstr("--job '..'"));
@@ -111,11 +115,14 @@ TEST(ResolveCommand, NamesACommandThatIsMissingOrNotExecutable) {
 
 TEST(ParseLaunchOptions, TakesTorchrunsFlags) {
   std::string help;
-  const auto options = ParseLaunchOptions(
-      {"--nproc_per_node=2", "--nnodes", "1:1", "--rdzv_backend", "c10d", "--rdzv-endpoint=h:1",
-       "--rdzv_id", "7", "--no-python", "train.py", "--nnodes", "9"},
-      &help);
+  const auto options =
+      ParseLaunchOptions({"--nproc_per_node=2", "--nnodes", "1:1", "--rdzv_backend", "c10d",
+                          "--rdzv-endpoint=h:1", "--rdzv_id", "7", "--max_restarts=5", "--log_dir",
+                          "logs", "--no-python", "train.py", "--nnodes", "9"},
+                         &help);
   ASSERT_TRUE(options.ok()) << options.status();
+  EXPECT_EQ(options->job.max_restarts, 5);
+  EXPECT_EQ(options->run_dir, "logs");
   EXPECT_EQ(options->job.world, 2);
   EXPECT_EQ(options->interpreter, Interpreter::kNone);
   EXPECT_THAT(options->command, ElementsAre("train.py", "--nnodes", "9"));
