@@ -470,7 +470,9 @@ absl::Status Checkpointer::Impl::RestoreFromReplica(const Message& chosen,
     return Error(absl::StatusCode::kDataLoss, "snapshot of rank {}: turn {}, wanted {}",
                  choice.served_by, sealed.turn, choice.served_turn);
   }
-  return CopyBack(buffer, plan, choice.step, state, Belief::kNothing);
+  OUTLAST_RETURN_IF_ERROR(CopyBack(buffer, plan, choice.step, state, Belief::kNothing));
+  // What is on its way to disk, or is saved when the job ends now, is this rank's own buffer.
+  return snapshotter_->Mend(static_cast<int>(choice.buffer), choice.turn, state);
 }
 
 // On the trainer's thread, between two bodies. What fails here fails again, and is told, when the

@@ -27,8 +27,8 @@ struct CkptCall {
   const CkptCommand& command;
   std::ostream& out;
   std::ostream& err;
-  std::ostream* bar;         // null: no terminal
-  const Plugins* plugins;    // of stores; null: folders alone
+  std::ostream* bar;       // null: no terminal
+  const Plugins* plugins;  // of stores; null: folders alone
 
   // Says why on one line, and returns the exit code: `Refuse` always kCkptRefused, `Fail` by what
   // it is.

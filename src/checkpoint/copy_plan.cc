@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <array>
+#include <cstring>
 #include <map>
 #include <string_view>
 #include <vector>
@@ -189,6 +190,31 @@ void CopyOut(const Buffer& buffer, const CopyPlan& plan, const StateView& state)
     for (const CopyPiece& piece : pieces)
       CopyPieceBack(plan, piece, 0, whole.subspan(piece.to, piece.bytes), state);
   }
+}
+
+absl::Status CopyIn(const Buffer& buffer, const CopyPlan& plan, std::span<const std::byte> header,
+                    const StateView& state) {
+  const std::span<const uint32_t> crcs = buffer.chunk_crcs();
+  const std::span<std::byte> whole = WholeOf(buffer);
+  for (uint32_t chunk = 0; chunk < plan.chunks.size(); ++chunk) {
+    if (Crc32c(buffer.chunk(chunk)) == crcs[chunk]) continue;
+    if (chunk == 0) std::ranges::copy(header, buffer.image().begin());
+    for (const CopyPiece& piece : plan.chunks[chunk]) {
+      const std::byte* region = state.regions[piece.region].bytes.data();
+      const auto to = whole.subspan(piece.to, piece.bytes);
+      if (piece.packer != kNoPacker) {
+        plan.packers[piece.packer].Gather(region, piece.from, to);
+      } else {
+        std::memcpy(to.data(), region + piece.from, piece.bytes);
+      }
+    }
+    if (const uint32_t found = Crc32c(buffer.chunk(chunk)); found != crcs[chunk]) {
+      return Error(absl::StatusCode::kDataLoss,
+                   "chunk {} of a snapshot, written anew: crc {:08x}, its table says {:08x}", chunk,
+                   found, crcs[chunk]);
+    }
+  }
+  return absl::OkStatus();
 }
 
 absl::Status CopyBack(const Buffer& buffer, const CopyPlan& plan, int64_t step,

@@ -74,6 +74,11 @@ std::span<std::byte> WholeOf(const Buffer& buffer);
 // the buffer.
 void CopyOut(const Buffer& buffer, const CopyPlan& plan, const StateView& state);
 
+// Writes the chunks of a buffer that do not match its table anew, from `state` and the file's first
+// bytes. kDataLoss: they do not match then either.
+absl::Status CopyIn(const Buffer& buffer, const CopyPlan& plan, std::span<const std::byte> header,
+                    const StateView& state);
+
 // What the caller believes of the memory that it restores into.
 enum class Belief : uint8_t {
   kNothing,   // every chunk is copied

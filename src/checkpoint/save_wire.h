@@ -11,11 +11,10 @@
 //   kHurry      a rank waits for a save: no rate limit until one has ended            no answer
 //   kFinish     i64 step, u8 FinishAsk -> u8 durable
 //   kChoose     u32 attempt -> RestoreChoice; with served_by one descriptor, of that slot's buffer
-//   kGather     u32 attempt, Share, u32 buffer -> Share; with kReady descriptors: every rank's buffer
-//   kVote       u32 attempt, u8 ok, u8 mismatch, Text detail -> u8 restored (else choose again with
-//   attempt + 1)
-//   kSaveEvent  i64 step, SaveOutcome, Text error                                     pushed
-//   kAhead      RestoreChoice (memory): what survivors may bring back before the next generation
+//   kGather     u32 attempt, Share, u32 buffer -> Share; with kReady descriptors: every rank's
+//   buffer kVote       u32 attempt, u8 ok, u8 mismatch, Text detail -> u8 restored (else choose
+//   again with attempt + 1) kSaveEvent  i64 step, SaveOutcome, Text error pushed kAhead
+//   RestoreChoice (memory): what survivors may bring back before the next generation
 #pragma once
 
 #include <cstdint>

@@ -310,6 +310,16 @@ absl::Status Snapshotter::Restore(int index, uint32_t turn, const StateView& sta
   return CopyBack(buffer, plan_, sealed.header.step, state, belief);
 }
 
+absl::Status Snapshotter::Mend(int index, uint32_t turn, const StateView& state) {
+  const Buffer& buffer = buffers_[static_cast<size_t>(index)];
+  OUTLAST_ASSIGN_OR_RETURN(const Buffer::Sealed sealed,
+                           buffer.ReadSealed(options_.run_id, BootId(), assignment_.layout_hash));
+  if (sealed.turn != turn)
+    return Error(absl::StatusCode::kFailedPrecondition, "snapshot in buffer {}: turn {}, wanted {}",
+                 index, sealed.turn, turn);
+  return CopyIn(buffer, plan_, std::as_bytes(std::span(assignment_.header)), state);
+}
+
 std::optional<Snapshotter::Borrowed> Snapshotter::Borrow() {
   uint32_t turn = 0;
   const std::optional<int> picked = PickFree(&turn);

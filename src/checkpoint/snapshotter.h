@@ -76,6 +76,10 @@ class Snapshotter {
   // Makes `state` hold a sealed snapshot; no byte counts as restored before its CRC was checked.
   // kDataLoss: a chunk of the snapshot does not match, with its number and CRCs.
   absl::Status Restore(int buffer, uint32_t turn, const StateView& state, Belief belief);
+  // Writes the chunks of a sealed snapshot that its table does not match anew, from a `state` that
+  // holds it (a replica served it). kDataLoss: the state is another.
+  absl::Status Mend(int buffer, uint32_t turn, const StateView& state);
+
   // A free buffer as room for something else than a snapshot; it is free again when this goes.
   class Borrowed {
    public:

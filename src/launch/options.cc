@@ -329,8 +329,8 @@ absl::Status CheckPlace(int world, const Variables& variables) {
   OUTLAST_ASSIGN_OR_RETURN(const std::vector<PlaceClaim> claims, FindPlace(variables));
   for (const PlaceClaim& claim : claims) {
     // By hand one may have said what -n says.
-    const bool says_the_same =
-        claim.launcher == Launcher::kByHand && claims.size() == 1 && claim.world == world;
+    const bool says_the_same = claim.launcher == Launcher::kByHand && claims.size() == 1 &&
+                               claim.world == world && claim.rank == 0;
     if (claim.world == 1 || says_the_same) continue;
     return Error(
         absl::StatusCode::kInvalidArgument,

@@ -32,6 +32,7 @@ constexpr uint8_t kKnown =
 constexpr size_t kBlockFloats =
     16 << 10;                     // 64 KiB of each rank: what a core sums at once lies in its cache
 constexpr size_t kMaxRanks = 60;  // one line each, in one page
+constexpr size_t kMaxGroupBytes = size_t{1} << 40;  // keeps sums of sizes from wrapping
 
 // What a rank calls. Two of each, by the operation's parity: a fast rank writes its next call while
 // slow ones still compare.
@@ -242,6 +243,10 @@ absl::StatusOr<ShmGroup> ShmGroup::Make(Generation& generation, Run& run, std::s
   if (world > kMaxRanks) {
     return Error(absl::StatusCode::kInvalidArgument, "group '{}': {} ranks, at most {} wanted",
                  name, world, kMaxRanks);
+  }
+  if (max_bytes > kMaxGroupBytes) {
+    return Error(absl::StatusCode::kInvalidArgument, "group '{}': {} bytes, at most {} wanted",
+                 name, max_bytes, kMaxGroupBytes);
   }
   const size_t slot_bytes = (max_bytes + 63) / 64 * 64;
   const size_t bytes = kCleanBytes + (world + 1) * slot_bytes;

@@ -82,7 +82,7 @@ absl::StatusOr<int> GenerationStore::SharedMemory(std::string_view name, uint64_
   if (const auto found = memories_.find(name); found != memories_.end()) {
     if (found->second.bytes == bytes) return found->second.fd.get();
     return Error(absl::StatusCode::kInvalidArgument,
-                 "shared memory '{}': {} bytes asked for, a peer asked for {}", name, bytes,
+                 "shared memory '{}': {} bytes asked for, {} were asked for before", name, bytes,
                  found->second.bytes);
   }
   if (bytes == 0)

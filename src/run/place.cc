@@ -148,12 +148,16 @@ absl::StatusOr<std::vector<PlaceClaim>> FindPlace(const Variables& variables) {
                  "WORLD_SIZE wanted",
                  variables("PMIX_RANK"));
   }
-  if (claims.size() > 1 && claims[0].launcher == Launcher::kByHand &&
-      !Agree(claims[0], claims[1])) {
-    return Contradiction(fmt::format("{} was set by hand, {} by {}", claims[0].Text(),
-                                     claims[1].Text(), NameOf(claims[1].launcher)),
-                         "the same rank and world wanted, or one of the two unset");
-  }
+  if (claims.size() < 2) return claims;
+  const PlaceClaim &first = claims[0], &second = claims[1];
+  const std::string both = fmt::format("{} ({}) and {} ({})", first.Text(), NameOf(first.launcher),
+                                       second.Text(), NameOf(second.launcher));
+  if (first.launcher == Launcher::kByHand && !Agree(first, second))
+    return Contradiction(both, "the same rank and world wanted, or one of the two unset");
+  const bool is_mpi = second.launcher == Launcher::kOpenMpi || second.launcher == Launcher::kMpich;
+  // `outlast run` refuses to start inside such a world, so that one is in a worker of it.
+  if (first.launcher == Launcher::kOutlast && is_mpi && second.world > 1)
+    return Contradiction(both, "ranks that one launcher started wanted");
   return claims;
 }
 

@@ -406,9 +406,9 @@ TEST(Checkpointer, SurvivesManyKillsAtRandomMoments) {
   seen.on_durable = [&](int64_t step) { newest_durable = step; };
   spec.at_step = [&](LocalWorld& world, outlast::Run& run, int64_t step) {
     usleep(100);
-    if (run.rank() != static_cast<int>(step % 4) || newest_durable <= durable_at_kill ||
-        step % 13 != 5)
-      return;
+    if (run.rank() != static_cast<int>(step % 4) || step % 13 != 5) return;
+    for (int i = 0; i < 5000 && kills < 3 && newest_durable <= durable_at_kill; ++i) usleep(1000);
+    if (newest_durable <= durable_at_kill) return;
     durable_at_kill = newest_durable.load();
     ++kills;
     world.KillRank(static_cast<int>((step / 4) % 4));

@@ -214,6 +214,27 @@ TEST(Replica, ServesTheStateOfARankThatWritesOtherParts) {
             absl::StatusCode::kDataLoss);
 }
 
+TEST(Snapshot, ADamagedOneIsMendedFromAStateThatHoldsIt) {
+  Rank rank;
+  rank.Fill(2);
+  ASSERT_TRUE(rank.Begin(1, Snapshotter::Mode::kEager));
+  const int index = rank.BufferOf(1);
+  const Buffer& buffer = rank.buffers_[static_cast<size_t>(index)];
+  const uint32_t turn = buffer.control().Read().turn;
+  for (const size_t at : {size_t{3}, size_t{1'500'000}}) buffer.image()[at] ^= std::byte{1};
+  ASSERT_FALSE(rank.RestoreStep(1).ok());
+
+  rank.Fill(2);
+  ASSERT_TRUE(rank.snapshotter_->Mend(index, turn, rank.State()).ok());
+  rank.Fill(0);
+  EXPECT_TRUE(rank.RestoreStep(1).ok());
+  EXPECT_TRUE(rank.IsAll(2));
+
+  buffer.image()[1'500'000] ^= std::byte{1};
+  rank.Fill(3);
+  EXPECT_EQ(rank.snapshotter_->Mend(index, turn, rank.State()).code(), absl::StatusCode::kDataLoss);
+}
+
 // A tensor that both hold whole, and one that is cut between them.
 TEST(Replica, IsNoneWhereAPartIsAnotherRanks) {
   std::vector<float> whole(100), half(50);

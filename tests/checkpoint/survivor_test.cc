@@ -79,6 +79,7 @@ absl::Status TrainOn(Generation& generation, LocalWorld& world, Run& run, Checkp
     if (step == 20 && run.rank() == 1 && !loss.killed.exchange(true)) {
       loss.before_kill();
       world.KillRank(1);
+      return absl::CancelledError("killed");  // else it may end its step first, and all seal 21
     }
     OUTLAST_RETURN_IF_ERROR(group.Barrier());
     toy.Update(step);

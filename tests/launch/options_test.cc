@@ -160,6 +160,7 @@ TEST(CheckPlace, RefusesAWorldInEachProcessOfAnotherLauncher) {
               HasSubstr("SLURM_PROCID=1 SLURM_STEP_NUM_TASKS=2 (Slurm step), while -n 4"));
   EXPECT_FALSE(PlaceAllows(2, {{"PMI_RANK", "0"}, {"PMI_SIZE", "2"}}).ok());
   EXPECT_FALSE(PlaceAllows(2, {{"RANK", "0"}, {"WORLD_SIZE", "4"}}).ok());
+  EXPECT_FALSE(PlaceAllows(4, {{"RANK", "1"}, {"WORLD_SIZE", "4"}}).ok()) << "one of four";
 }
 
 TEST(CheckPlace, AllowsOneTaskOneselfAndAWorkerOfOurs) {

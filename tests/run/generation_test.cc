@@ -14,6 +14,7 @@
 #include "outlast/base/mutex.h"
 #include "outlast/base/status.h"
 #include "outlast/blackbox/progress.h"
+#include "outlast/run/collectives.h"
 #include "outlast/run/run.h"
 #include "outlast/testing/local_world.h"
 #include "outlast/testing/time_factor.h"
@@ -357,6 +358,8 @@ TEST(Generation, RanksShareZeroedMemoryByName) {
                 absl::StatusCode::kInvalidArgument);
       EXPECT_EQ(generation.SharedMemory("huge", size_t{1} << 60).status().code(),
                 absl::StatusCode::kResourceExhausted);
+      EXPECT_EQ(ShmGroup::Make(generation, run, "huge", ~size_t{0} / 2).status().code(),
+                absl::StatusCode::kInvalidArgument);
       return absl::OkStatus();
     });
   });

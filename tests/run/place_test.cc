@@ -100,6 +100,13 @@ TEST(FindPlace, RefusesAContradictionAndNamesBothSides) {
   }
 }
 
+TEST(FindPlace, RefusesAnMpiWorldInsideOneOfItsWorkers) {
+  const Set worker{{"RANK", "0"}, {"WORLD_SIZE", "1"}, {"OUTLAST_SOCKET_FD", "9"}};
+  EXPECT_THAT(PlaceIn(worker + kOpenMpiRank), HasSubstr("OMPI_COMM_WORLD_SIZE=4"));
+  EXPECT_EQ(PlaceIn(worker + Set{{"PMI_RANK", "0"}, {"PMI_SIZE", "1"}}), "outlast run 0/1 0")
+      << "a job of one agent that mpirun started";
+}
+
 TEST(FindPlace, NamesTheVariableThatIsWrongOrMissing) {
   EXPECT_EQ(PlaceIn({{"OMPI_COMM_WORLD_RANK", "1"}}),
             "OMPI_COMM_WORLD_RANK and OMPI_COMM_WORLD_SIZE: one is set without the other, both or "
