@@ -122,8 +122,7 @@ absl::StatusOr<double> Rank::Seal() {
 absl::StatusOr<double> Rank::RestoreFromBuffer() {
   OUTLAST_ASSIGN_OR_RETURN(const Found found, FindLast());
   const int64_t started = MonotonicNanos();
-  OUTLAST_RETURN_IF_ERROR(
-      snapshotter_->Restore(found.buffer, found.turn, view_, Belief::kNothing));
+  OUTLAST_RETURN_IF_ERROR(snapshotter_->Restore(found.buffer, found.turn, view_, Belief::kNothing));
   return SecondsSince(started);
 }
 

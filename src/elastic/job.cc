@@ -144,7 +144,8 @@ void Job::On(const WorkerEnded& event) {
   }
   if (going_on) {
     EndedWhileRunning(event.slot, ours ? State::kKilled : before, joined, event.end);
-  } else if (phase_ == JobPhase::kStopping && stop_.includes(event.slot) && !slot->sealed && !ours) {
+  } else if (phase_ == JobPhase::kStopping && stop_.includes(event.slot) && !slot->sealed &&
+             !ours) {
     // Batch systems signal every process of a job, so the stop's own signal may end it. Nothing is
     // charged either way.
     const FaultClass fault_class =
