@@ -21,8 +21,8 @@ void* FindAlignedRange(size_t bytes) {
   void* start = mmap(nullptr, room, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
   if (start == MAP_FAILED) return nullptr;
   munmap(start, room);
-  const auto address = reinterpret_cast<uintptr_t>(start);
-  return reinterpret_cast<void*>((address + kHugePageBytes - 1) / kHugePageBytes * kHugePageBytes);
+  const size_t past = reinterpret_cast<uintptr_t>(start) % kHugePageBytes;
+  return static_cast<std::byte*>(start) + (past == 0 ? 0 : kHugePageBytes - past);
 }
 
 }  // namespace
