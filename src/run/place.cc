@@ -21,6 +21,7 @@ class Reader {
   explicit Reader(const Variables& variables) : variables_(variables) {}
 
   bool has(const char* name) const { return variables_(name) != nullptr; }
+  const char* Text(const char* name) const { return variables_(name); }
 
   absl::StatusOr<int> Number(const char* name, int otherwise, int least) {
     const char* text = variables_(name);
@@ -55,9 +56,10 @@ struct Names {
 absl::StatusOr<std::optional<PlaceClaim>> ReadClaim(const Names& names, Reader& reader) {
   if (!reader.has(names.rank) && !reader.has(names.world)) return std::nullopt;
   if (reader.has(names.rank) != reader.has(names.world)) {
-    return Error(absl::StatusCode::kInvalidArgument,
-                 "{} and {}: one is set without the other, both or none wanted", names.rank,
-                 names.world);
+    const char* there = reader.has(names.rank) ? names.rank : names.world;
+    const char* missing = reader.has(names.rank) ? names.world : names.rank;
+    return Error(absl::StatusCode::kInvalidArgument, "{}={} is set without {}: both or none wanted",
+                 there, reader.Text(there), missing);
   }
   PlaceClaim claim{.launcher = names.launcher, .variables = {}};
   OUTLAST_ASSIGN_OR_RETURN(claim.rank, reader.Number(names.rank, 0, 0));

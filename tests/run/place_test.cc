@@ -109,8 +109,7 @@ TEST(FindPlace, RefusesAnMpiWorldInsideOneOfItsWorkers) {
 
 TEST(FindPlace, NamesTheVariableThatIsWrongOrMissing) {
   EXPECT_EQ(PlaceIn({{"OMPI_COMM_WORLD_RANK", "1"}}),
-            "OMPI_COMM_WORLD_RANK and OMPI_COMM_WORLD_SIZE: one is set without the other, both or "
-            "none wanted");
+            "OMPI_COMM_WORLD_RANK=1 is set without OMPI_COMM_WORLD_SIZE: both or none wanted");
   EXPECT_EQ(PlaceIn({{"PMI_RANK", "x"}, {"PMI_SIZE", "2"}}),
             "PMI_RANK='x': a whole number from 0 to 2147483647 wanted");
   EXPECT_EQ(PlaceIn({{"PMI_RANK", "2"}, {"PMI_SIZE", "2"}}),

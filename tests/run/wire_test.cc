@@ -126,7 +126,7 @@ TEST(WorkerEnvironment, NamesTheVariableThatIsWrong) {
   EXPECT_THAT(EnvironmentError({{"RANK", "0"}, {"WORLD_SIZE", "0"}}), HasSubstr("WORLD_SIZE='0'"));
   EXPECT_THAT(EnvironmentError({{"RANK", "4"}, {"WORLD_SIZE", "4"}}),
               HasSubstr("RANK=4 with WORLD_SIZE=4"));
-  EXPECT_THAT(EnvironmentError({{"RANK", "0"}}), HasSubstr("RANK and WORLD_SIZE"));
+  EXPECT_THAT(EnvironmentError({{"RANK", "0"}}), HasSubstr("RANK=0 is set without WORLD_SIZE"));
   EXPECT_THAT(EnvironmentError({{"OUTLAST_SOCKET_FD", "7"}}), HasSubstr("OUTLAST_SOCKET_FD=7"));
   EXPECT_THAT(EnvironmentError({{"OUTLAST_RUN_ID", "xyz"}}), HasSubstr("OUTLAST_RUN_ID"));
 }
