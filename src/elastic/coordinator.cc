@@ -188,6 +188,7 @@ void Coordinator::Lose(Agent& agent, const std::string& reason) {
 }
 
 // By value: the name may belong to what is erased.
+// NOLINTNEXTLINE(performance-unnecessary-value-param)
 void Coordinator::Remove(std::string node, const std::string& reason) {
   const auto known = agents_.find(node);
   if (known == agents_.end()) return;
