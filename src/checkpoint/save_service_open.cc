@@ -1,0 +1,325 @@
+// What comes before the first save: the root, its tiers, and the ranks' snapshot buffers.
+#include <sys/sysinfo.h>
+
+#include <algorithm>
+#include <string>
+#include <utility>
+
+#include "base/error.h"
+#include "checkpoint/save_service.h"
+#include "outlast/base/clock.h"
+#include "outlast/base/memory.h"
+
+namespace outlast {
+namespace {
+
+constexpr uint32_t kExtraCountBytes = 64;  // before the pairs
+
+uint64_t MemoryBytes() {
+  struct sysinfo info {};
+  return sysinfo(&info) == 0 ? static_cast<uint64_t>(info.totalram) * info.mem_unit : 0;
+}
+
+BufferLayout LayoutOf(const Assignment& assignment, int64_t extras_bytes) {
+  return {.image_bytes = assignment.image_bytes(),
+          .replicated_bytes = assignment.replicated_bytes,
+          .extra_capacity = static_cast<uint32_t>(extras_bytes) + kExtraCountBytes};
+}
+
+int BufferCount(int wanted, const std::vector<Assignment>& assignments, int64_t extras_bytes) {
+  if (wanted != 0) return wanted;
+  uint64_t three = 0;
+  for (const Assignment& assignment : assignments)
+    three += 3 * LayoutOf(assignment, extras_bytes).buffer_bytes();
+  return three <= MemoryBytes() / 2 ? 3 : 2;
+}
+
+}  // namespace
+
+void SaveService::OnOpenRoot(int slot, Message& message) {
+  PayloadReader reader(message.payload);
+  const std::string text(reader.Text());
+  const Waiter waiter{slot, message.request};
+  if (open_text_.empty()) {
+    const auto options = DecodeOptions(text);
+    if (!options.ok()) return keeper_.Answer(slot, message.request, options.status());
+    checkpointer_ = *options;
+    checkpointer_.hooks.own = options_.own_hooks;
+    hooks_ = MakeHooks(checkpointer_.hooks);
+    limiter_ = std::make_unique<RateLimiter>(checkpointer_.disk_bytes_per_second);
+    open_text_ = text;
+  } else if (text != open_text_) {
+    return keeper_.Answer(
+        slot, message.request,
+        Error(absl::StatusCode::kInvalidArgument,
+              "checkpointer of slot {}: options {}, those of the other ranks are {}", slot, text,
+              open_text_));
+  }
+  if (opened_) return AnswerOpen(waiter);
+  if (!open_error_.ok()) return keeper_.Answer(slot, message.request, open_error_);
+  openers_.push_back(waiter);
+  if (opening_) return;
+  opening_ = true;
+  const bool fresh = options_.fresh || checkpointer_.start == CheckpointerOptions::Start::kFresh;
+  io_->Post([this, alive = alive_, &loop = keeper_.loop(), uri = checkpointer_.uri,
+             tier_options = TierOptions(), fresh] {
+    const auto open = [&]() -> absl::StatusOr<std::shared_ptr<Opened>> {
+      auto opened = std::make_shared<Opened>();
+      OUTLAST_ASSIGN_OR_RETURN(
+          OpenedTiers tiers,
+          OpenTiers(uri, tier_options, fresh ? StartMode::kFresh : StartMode::kResume));
+      opened->root = std::move(tiers.root);
+      opened->remote = std::move(tiers.remote);
+      opened->remote_error = tiers.remote_error;
+      opened->resume = !fresh;
+      opened->root->RollForward({}, {options_.committer, opened->root->claim(), 0})
+          .status()
+          .IgnoreError();
+      return opened;
+    };
+    loop.Post([this, alive, result = open()] {
+      if (*alive) OnOpened(result);
+    });
+  });
+}
+
+RemoteTierOptions SaveService::TierOptions() const {
+  RemoteTierOptions tier;
+  tier.remote = checkpointer_.remote;
+  tier.plugins = options_.plugins;
+  tier.root.job_name = options_.job_name.empty() ? checkpointer_.job : options_.job_name;
+  tier.root.run = keeper_.options().run_id;
+  tier.root.take_over = options_.take_over ? TakeOver::kYes : TakeOver::kNo;
+  tier.auto_interval = [this](absl::Duration upload_time) {
+    IntervalModel model;
+    model.mean_between_interruptions =
+        MeanBetweenInterruptions(world_, absl::Nanoseconds(MonotonicNanos() - started_ns_),
+                                 static_cast<int64_t>(keeper_.job().faults().size()));
+    model.cost = model.write = upload_time;
+    return std::clamp(OptimalInterval(model), options_.shortest_auto, options_.longest_auto);
+  };
+  return tier;
+}
+
+void SaveService::MakeTier() {
+  if (checkpointer_.remote.uri.empty()) return;
+  if (!opened_->remote_error.ok()) {
+    options_.observer.on_note(fmt::format(
+        "the remote root cannot be reached, it is looked for again at each due save: {}",
+        MessageOf(opened_->remote_error)));
+  }
+  RemoteObserver observer;
+  observer.on_uploaded = [this](int64_t step, const UploadResult& result) {
+    options_.observer.on_uploaded(step, result);
+    if (!result.retention_error.empty())
+      options_.observer.on_note("remote root: old checkpoints stay: " + result.retention_error);
+    Tell(step, SaveOutcome::kUploaded, "");
+  };
+  observer.on_failed = [this](int64_t step, const absl::Status& error) {
+    options_.observer.on_upload_failed(step, error);
+    Tell(step, SaveOutcome::kUploadFailed, MessageOf(error));
+  };
+  tier_ = std::make_unique<RemoteTier>(keeper_.loop(), *opened_->root, std::move(opened_->remote),
+                                       TierOptions(), std::move(observer));
+  fetch_ = std::make_unique<SerialThread>("outlast-fetch");
+}
+
+void SaveService::MakeScrubber() {
+  if (checkpointer_.scrub_bytes_per_second == 0) return;
+  ScrubOptions options;
+  options.bytes_per_second = checkpointer_.scrub_bytes_per_second;
+  options.on_damaged = [this, alive = alive_, &loop = keeper_.loop()](const std::string& name,
+                                                                      const std::string& reason) {
+    loop.Post([this, alive, name, reason] {
+      if (!*alive) return;
+      options_.observer.on_note(fmt::format(
+          "checkpoint {} is damaged on disk, and in quarantine from now on: {}", name, reason));
+      readers().Post([opened = opened_, name, reason] {
+        opened->root->Quarantine(name, reason).IgnoreError();
+      });
+    });
+  };
+  scrubber_ = std::make_unique<Scrubber>(*opened_->root, std::move(options));
+  scrubber_->Resume();
+}
+
+void SaveService::Tell(int64_t step, SaveOutcome outcome, std::string_view error) {
+  Message event;
+  event.kind = MessageKind::kSaveEvent;
+  event.payload = PayloadWriter().Int(step).Int(outcome).Text(error).bytes();
+  for (int slot = 0; slot < world_; ++slot) {
+    if (keeper_.is_joined(slot)) keeper_.Send(slot, event);
+  }
+}
+
+absl::Status SaveService::Adopt(absl::StatusOr<std::shared_ptr<Opened>> opened) {
+  OUTLAST_RETURN_IF_ERROR(opened.status());
+  const size_t bytes = SealTable::BytesFor(world_);
+  OUTLAST_ASSIGN_OR_RETURN(table_fd_, MakeSealedMemory("outlast-seals", bytes));
+  OUTLAST_ASSIGN_OR_RETURN(Mapping mapping, Mapping::Shared(table_fd_.get(), bytes));
+  table_ = std::make_unique<SealTable>(std::move(mapping), world_);
+  opened_ = *std::move(opened);
+  MakeTier();
+  MakeScrubber();
+  BeatLater();
+  return absl::OkStatus();
+}
+
+void SaveService::OnOpened(absl::StatusOr<std::shared_ptr<Opened>> opened) {
+  opening_ = false;
+  open_error_ = Adopt(std::move(opened));
+  if (!open_error_.ok()) {
+    open_error_ = Annotate(open_error_, fmt::format("checkpoint root '{}'", checkpointer_.uri));
+    // Nothing was trained yet: the job is refused, and no restart would help.
+    keeper_.Dispatch(RootRefused{std::string(MessageOf(open_error_))});
+  }
+  for (const Waiter& waiter : std::exchange(openers_, {})) {
+    if (opened_) {
+      AnswerOpen(waiter);
+    } else {
+      keeper_.Answer(waiter.slot, waiter.request, open_error_);
+    }
+  }
+}
+
+void SaveService::AnswerOpen(const Waiter& waiter) {
+  const Id128 job = opened_->root->job();
+  PayloadWriter payload;
+  for (const std::byte byte : job.bytes) payload.Int(byte);
+  payload.Int(static_cast<uint8_t>(opened_->resume));
+  const int fd = table_fd_.get();
+  keeper_.Answer(waiter.slot, waiter.request, absl::OkStatus(), payload.bytes(), {&fd, 1});
+}
+
+void SaveService::BeatLater() {
+  beat_timer_ = keeper_.loop().RunAfter(kBeatInterval, [this] {
+    // A root that fails to take a beat fails to take a save too, and says so there.
+    io_->Post([opened = opened_] { opened->root->Beat().IgnoreError(); });
+    if (tier_) tier_->Beat();
+    BeatLater();
+  });
+}
+
+// --- Buffers ---
+
+void SaveService::OnBuffers(int slot, Message& message) {
+  PayloadReader reader(message.payload);
+  const auto part = reader.Int<uint32_t>();
+  const auto parts = reader.Int<uint32_t>();
+  const std::string_view bytes = reader.Text();
+  std::string& received = table_parts_[static_cast<size_t>(slot)];
+  if (part == 0) received.clear();
+  received.append(bytes);
+  if (part + 1 < parts) return;
+  const Waiter waiter{slot, message.request};
+  if (!opened_) {
+    return keeper_.Answer(slot, message.request,
+                          Error(absl::StatusCode::kFailedPrecondition,
+                                "buffers of slot {}: the root is not open", slot));
+  }
+  std::string table = std::exchange(received, {});
+  std::string& known = tables_[static_cast<size_t>(slot)];
+  if (!buffers_.empty()) {
+    if (table == known) return AnswerBuffers(waiter);
+    return keeper_.Answer(slot, message.request,
+                          Error(absl::StatusCode::kInvalidArgument,
+                                "state of slot {}: names, dtypes or shapes differ from those that "
+                                "this job's buffers were made for",
+                                slot));
+  }
+  known = std::move(table);
+  std::erase_if(buffer_waiters_, [&](const Waiter& other) { return other.slot == slot; });
+  buffer_waiters_.push_back(waiter);
+  MakeBuffersIfAllAsked();
+}
+
+void SaveService::MakeBuffersIfAllAsked() {
+  if (making_ || std::any_of(tables_.begin(), tables_.end(),
+                             [](const std::string& table) { return table.empty(); }))
+    return;
+  making_ = true;
+  io_->Post([this, alive = alive_, &loop = keeper_.loop(), tables = tables_,
+             job = opened_->root->job(), run = keeper_.options().run_id,
+             wanted = checkpointer_.buffers, extras = checkpointer_.extras_bytes] {
+    struct Made {
+      std::vector<RankTable> rank_tables;
+      std::string plan;
+      std::vector<Assignment> assignments;
+      std::vector<std::vector<Buffer>> buffers;
+      UniqueFd tables_fd;
+      uint64_t tables_bytes = 0;
+    };
+    auto made = std::make_shared<Made>();
+    const auto make = [&]() -> absl::Status {
+      const std::string all = EncodeTables(tables);
+      OUTLAST_ASSIGN_OR_RETURN(made->rank_tables, DecodeTables(all));
+      SettleAliases(made->rank_tables);
+      OUTLAST_ASSIGN_OR_RETURN(TensorTable table, MergeTables(made->rank_tables));
+      OUTLAST_ASSIGN_OR_RETURN(const Plan plan, MakePlan(std::move(table)));
+      made->plan = ToHex(plan.digest);
+      for (uint32_t rank = 0; rank < tables.size(); ++rank) {
+        OUTLAST_ASSIGN_OR_RETURN(Assignment assignment, AssignmentOf(plan, rank));
+        made->assignments.push_back(std::move(assignment));
+      }
+      const int count = BufferCount(wanted, made->assignments, extras);
+      for (uint32_t rank = 0; rank < tables.size(); ++rank) {
+        auto& buffers = made->buffers.emplace_back();
+        for (int i = 0; i < count; ++i) {
+          OUTLAST_ASSIGN_OR_RETURN(
+              Buffer buffer,
+              Buffer::Create(LayoutOf(made->assignments[rank], extras),
+                             {job, run, rank, static_cast<uint32_t>(tables.size())}));
+          buffers.push_back(std::move(buffer));
+        }
+      }
+      OUTLAST_ASSIGN_OR_RETURN(made->tables_fd, MakeSealedMemory("outlast-tables", all.size()));
+      return WriteAll(made->tables_fd.get(), std::as_bytes(std::span(all))).ok()
+                 ? (made->tables_bytes = all.size(), absl::OkStatus())
+                 : absl::InternalError("write the table of tensors");
+    };
+    loop.Post([this, alive, made, status = make()] {
+      if (!*alive) return;
+      if (status.ok()) {
+        rank_tables_ = std::move(made->rank_tables);
+        plan_ = std::move(made->plan);
+        assignments_ = std::move(made->assignments);
+        buffers_ = std::move(made->buffers);
+        tables_fd_ = std::move(made->tables_fd);
+        tables_bytes_ = made->tables_bytes;
+      }
+      OnBuffersMade(status);
+    });
+  });
+}
+
+void SaveService::OnBuffersMade(const absl::Status& status) {
+  making_ = false;
+  if (status.ok()) {
+    for (int slot = 0; slot < world_; ++slot) {
+      HeldSteps nothing;
+      nothing.buffers = static_cast<int>(buffers_[static_cast<size_t>(slot)].size());
+      table_->Write(slot, nothing);
+    }
+    ArmAutoSave();
+  } else {
+    for (std::string& table : tables_) table.clear();  // the next generation may ask again
+  }
+  for (const Waiter& waiter : std::exchange(buffer_waiters_, {})) {
+    if (status.ok()) {
+      AnswerBuffers(waiter);
+    } else {
+      keeper_.Answer(waiter.slot, waiter.request, Annotate(status, "snapshot buffers"));
+    }
+  }
+}
+
+void SaveService::AnswerBuffers(const Waiter& waiter) {
+  const auto& buffers = buffers_[static_cast<size_t>(waiter.slot)];
+  std::vector<int> fds{tables_fd_.get()};
+  for (const Buffer& buffer : buffers) fds.push_back(buffer.fd());
+  PayloadWriter payload;
+  payload.Int(tables_bytes_).Int(static_cast<uint32_t>(buffers.size()));
+  keeper_.Answer(waiter.slot, waiter.request, absl::OkStatus(), payload.bytes(), fds);
+}
+
+}  // namespace outlast
