@@ -89,6 +89,18 @@ uint64_t StateBytes(const StateView& state) {
   return bytes;
 }
 
+// The share of a restore that a rank reads: what it would write.
+StateView ShareOf(const Assignment& assignment, const Buffer& buffer) {
+  StateView state;
+  for (const PlannedItem& item : assignment.image) {
+    state.regions.push_back({item.box.name, item.box.dtype, item.box.global, item.box.offset,
+                             item.box.extent,
+                             buffer.image().subspan(assignment.header.size() + item.box.begin,
+                                                    item.box.end - item.box.begin)});
+  }
+  return state;
+}
+
 }  // namespace
 
 // What is counted, apart from the checkpointer: the link's reader may still call in while that
@@ -500,18 +512,6 @@ bool Checkpointer::Impl::HasMemoryOf(const StateView& state) const {
   return std::ranges::equal(state.regions, state_.regions, [](const Region& a, const Region& b) {
     return a.bytes.data() == b.bytes.data();
   });
-}
-
-// The share of a restore that a rank reads: what it would write.
-StateView ShareOf(const Assignment& assignment, const Buffer& buffer) {
-  StateView state;
-  for (const PlannedItem& item : assignment.image) {
-    state.regions.push_back({item.box.name, item.box.dtype, item.box.global, item.box.offset,
-                             item.box.extent,
-                             buffer.image().subspan(assignment.header.size() + item.box.begin,
-                                                    item.box.end - item.box.begin)});
-  }
-  return state;
 }
 
 absl::StatusOr<Message> Checkpointer::Impl::Gather(uint32_t attempt, Share share,

@@ -9,6 +9,7 @@
 #include <set>
 
 #include "base/error.h"
+#include "checkpoint/float_types.h"
 #include "checkpoint/tensor_pieces.h"
 
 namespace outlast {
@@ -100,24 +101,6 @@ ValueDifference CountComplex(std::span<const std::byte> a, std::span<const std::
   ValueDifference difference = Count<uint32_t>(a, b, As<float, uint32_t>);
   difference.elements = Count<uint64_t>(a, b, nullptr).elements;
   return difference;
-}
-
-bool HasValue(DType dtype) {
-  switch (dtype) {
-    case DType::kF8E5M2:
-    case DType::kF8E4M3:
-    case DType::kF8E8M0:
-    case DType::kF8E4M3Fnuz:
-    case DType::kF8E5M2Fnuz:
-    case DType::kF16:
-    case DType::kBF16:
-    case DType::kF32:
-    case DType::kF64:
-    case DType::kC64:
-      return true;
-    default:
-      return false;
-  }
 }
 
 std::string TypeText(const SavedTensor& tensor) {
@@ -236,7 +219,7 @@ ValueDifference CompareValues(DType dtype, std::span<const std::byte> a,
     default:
       break;
   }
-  if (HasValue(dtype))
+  if (IsFloat(dtype))
     return Count<uint8_t>(a, b, [dtype](uint8_t bits) { return DecodeByte(dtype, bits); });
   switch (BitsOf(dtype)) {
     case 64:

@@ -4,6 +4,7 @@
 #include <cstring>
 
 #include "base/error.h"
+#include "checkpoint/float_types.h"
 
 namespace outlast {
 namespace {
@@ -61,7 +62,7 @@ class NonFiniteHook final : public CommitHook {
     uint64_t bytes = 0;
     for (const HookShard& shard : view.shards) {
       for (const HookTensor& tensor : shard.tensors) {
-        if (!HasNonFinite(tensor.dtype) || IsSkipped(tensor.name)) continue;
+        if (!IsFloat(tensor.dtype) || IsSkipped(tensor.name)) continue;
         bytes += tensor.bytes.size();
         for (size_t at = 0; at < tensor.bytes.size(); at += kPieceBytes) {
           if (is_over()) return {HookVerdict::Outcome::kError, "not done by its deadline"};
@@ -91,24 +92,6 @@ class NonFiniteHook final : public CommitHook {
 };
 
 }  // namespace
-
-bool HasNonFinite(DType dtype) {
-  switch (dtype) {
-    case DType::kF8E5M2:
-    case DType::kF8E4M3:
-    case DType::kF8E8M0:
-    case DType::kF8E4M3Fnuz:
-    case DType::kF8E5M2Fnuz:
-    case DType::kF16:
-    case DType::kBF16:
-    case DType::kF32:
-    case DType::kC64:
-    case DType::kF64:
-      return true;
-    default:
-      return false;
-  }
-}
 
 std::optional<uint64_t> FirstNonFinite(DType dtype, std::span<const std::byte> bytes) {
   switch (dtype) {

@@ -14,9 +14,6 @@
 
 namespace outlast {
 
-// Whether values of the type may be infinite or NaN. F4 and F6 have neither.
-bool HasNonFinite(DType dtype);
-
 // The index of the first element that is infinite or NaN; of a C64, either part. `bytes` is packed,
 // and aligned for the type. Types without any: nullopt.
 std::optional<uint64_t> FirstNonFinite(DType dtype, std::span<const std::byte> bytes);

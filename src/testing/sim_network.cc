@@ -96,7 +96,7 @@ void SimNetwork::Open(int from, int to, std::function<void(Stream)> up, Act fail
   });
 }
 
-void SimNetwork::Send(Stream stream, int from, Act deliver) {
+void SimNetwork::Send(Stream stream, int from, const Act& deliver) {
   Link& link = links_[stream - 1];
   const int side = link.ends[0].host == from ? 1 : 0;
   if (link.broken || !link.ends[1 - side].open) return;
@@ -110,7 +110,7 @@ void SimNetwork::Send(Stream stream, int from, Act deliver) {
   }
 }
 
-void SimNetwork::Arrive(Stream stream, int side, Act deliver) {
+void SimNetwork::Arrive(Stream stream, int side, const Act& deliver) {
   Link& link = links_[stream - 1];
   if (link.broken || !link.ends[side].open) return;
   // TCP would send it again for a while; whoever waits longer has lost the stream by then.

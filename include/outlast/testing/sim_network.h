@@ -68,7 +68,7 @@ class SimNetwork {
   void Open(int from, int to, std::function<void(Stream)> up, Act failed,
             std::function<void(Stream)> accepted);
   // Runs `deliver` on the other end, in order, unless the stream breaks before.
-  void Send(Stream stream, int from, Act deliver);
+  void Send(Stream stream, int from, const Act& deliver);
   // `host` hears `down` when the stream breaks; not when it closes the stream itself.
   void WhenDown(Stream stream, int host, Act down);
   void Close(Stream stream, int host);
@@ -110,7 +110,7 @@ class SimNetwork {
   bool Chance(uint32_t one_in) { return one_in != 0 && Below(one_in) == 0; }
   absl::Duration Delay();
   void RunNow(int host, uint64_t epoch, Act act);
-  void Arrive(Stream stream, int side, Act deliver);
+  void Arrive(Stream stream, int side, const Act& deliver);
   void HearOfBreak(Stream stream, int side);
 
   SimNetworkOptions options_;
