@@ -62,7 +62,13 @@ class DeathWatchTest : public ::testing::Test {
     loop_->Run();
   }
 
+  // Outlives the watch, as the words that it reads must.
+  Holder& Hold(const std::function<void()>& life) {
+    return *holders_.emplace_back(std::make_unique<Holder>(life));
+  }
+
   std::unique_ptr<EventLoop> loop_ = EventLoop::Make().value();
+  std::vector<std::unique_ptr<Holder>> holders_;
   std::vector<Death> told_;
   size_t wanted_ = 0;
   std::function<void()> on_told_ = [] {};
@@ -74,7 +80,8 @@ class DeathWatchTest : public ::testing::Test {
 };
 
 TEST_F(DeathWatchTest, TellsTheSignalOfEachThatIsKilled) {
-  Holder first([] { pause(); }), second([] { pause(); });
+  Holder& first = Hold([] { pause(); });
+  Holder& second = Hold([] { pause(); });
   watch_.Watch(first.life(0));
   watch_.Watch(second.life(3));
 
@@ -86,7 +93,7 @@ TEST_F(DeathWatchTest, TellsTheSignalOfEachThatIsKilled) {
 }
 
 TEST_F(DeathWatchTest, TellsOfADeathBeforeTheWatch) {
-  Holder holder([] { pause(); });
+  Holder& holder = Hold([] { pause(); });
   kill(holder.pid(), SIGKILL);
   siginfo_t ended{};
   waitid(P_PID, static_cast<id_t>(holder.pid()), &ended, WEXITED | WNOWAIT);
@@ -99,7 +106,9 @@ TEST_F(DeathWatchTest, TellsOfADeathBeforeTheWatch) {
 
 // Its exit code decides what it means, and comes with its end.
 TEST_F(DeathWatchTest, SaysNothingOfAProcessThatExitsByItself) {
-  Holder clean([] {}), failed([] { _exit(3); }), killed([] { pause(); });
+  Holder& clean = Hold([] {});
+  Holder& failed = Hold([] { _exit(3); });
+  Holder& killed = Hold([] { pause(); });
   watch_.Watch(clean.life(0));
   watch_.Watch(failed.life(1));
   watch_.Watch(killed.life(2));
@@ -116,18 +125,14 @@ TEST_F(DeathWatchTest, SaysNothingOfAProcessThatExitsByItself) {
 
 // Told while it looks at another's end, which takes a while.
 TEST_F(DeathWatchTest, MissesNoneOfManyThatDieTogether) {
-  std::vector<std::unique_ptr<Holder>> holders;
-  for (int slot = 0; slot < 16; ++slot) {
-    holders.push_back(std::make_unique<Holder>([] { pause(); }));
-    watch_.Watch(holders.back()->life(slot));
-  }
-  for (const auto& holder : holders) kill(holder->pid(), SIGKILL);
+  for (int slot = 0; slot < 16; ++slot) watch_.Watch(Hold([] { pause(); }).life(slot));
+  for (const auto& holder : holders_) kill(holder->pid(), SIGKILL);
   RunFor(16, absl::Seconds(20));
   EXPECT_EQ(told_.size(), 16u);
 }
 
 TEST_F(DeathWatchTest, EndsWhileAllItWatchesLives) {
-  Holder holder([] { pause(); });
+  Holder& holder = Hold([] { pause(); });
   watch_.Watch(holder.life(0));
   RunFor(1, absl::Milliseconds(1));
   EXPECT_TRUE(told_.empty());
