@@ -18,8 +18,12 @@ absl::Status CheckKey(std::string_view what, std::string_view key) {
 
 }  // namespace
 
-Generation::Generation(std::shared_ptr<RunState> state, uint64_t number, int rank, int world)
-    : state_(std::move(state)), number_(number), rank_(rank), world_(world) {}
+Generation::Generation(std::shared_ptr<RunState> state, const Membership& membership)
+    : state_(std::move(state)),
+      number_(membership.generation),
+      rank_(membership.rank),
+      world_(membership.world),
+      nodes_(membership.nodes) {}
 
 Generation::~Generation() { state_->EndCallbacks(); }
 

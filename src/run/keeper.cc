@@ -311,7 +311,15 @@ void Keeper::Impl::Enter(int number) {
   Send(number,
        {.kind = MessageKind::kGeneration,
         .generation = commit_.generation,
-        .payload = PayloadWriter().Int(commit_.generation).Int(rank).Int(world).bytes()},
+        .payload = PayloadWriter()
+                       .Int(commit_.generation)
+                       .Int(rank)
+                       .Int(world)
+                       .Int(uint32_t{1})  // all ranks are this node's
+                       .Int(uint32_t{0})
+                       .Int(uint32_t{0})
+                       .Int(world)
+                       .bytes()},
        {});
   host_.OnEnter(number, slot.incarnation);
 }

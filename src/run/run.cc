@@ -64,7 +64,7 @@ absl::Status RunBody(const std::shared_ptr<RunState>& state, const Membership& m
                      const std::function<absl::Status(Generation&)>& body) {
   absl::Status left;
   {
-    Generation generation(state, membership.generation, membership.rank, membership.world);
+    Generation generation(state, membership);
     left = body(generation);
   }
   state->Leave();

@@ -244,7 +244,16 @@ void RunState::OnGeneration(const Message& message) {
   membership.generation = reader.Int<uint64_t>();
   membership.rank = static_cast<int>(reader.Int<uint32_t>());
   membership.world = static_cast<int>(reader.Int<uint32_t>());
-  if (!reader.ok()) return;
+  const auto runs = reader.Int<uint32_t>();
+  for (uint32_t i = 0; i < runs && reader.ok(); ++i) {
+    const auto node = static_cast<int>(reader.Int<uint32_t>());
+    const auto first_rank = reader.Int<uint32_t>();
+    const auto count = reader.Int<uint32_t>();
+    const auto known = static_cast<uint32_t>(membership.nodes.size());
+    if (first_rank != known || count > static_cast<uint32_t>(membership.world) - known) return;
+    membership.nodes.insert(membership.nodes.end(), count, node);
+  }
+  if (!reader.ok() || static_cast<int>(membership.nodes.size()) != membership.world) return;
   MutexLock lock(mutex_);
   if (membership.generation <= offered_.generation) return;
   offered_ = membership;
@@ -373,7 +382,7 @@ bool RunState::is_offered() const {
 }
 
 Membership RunState::OnlyMembership() {
-  const Membership only{1, rank(), world()};
+  const Membership only{.generation = 1, .rank = rank(), .world = world()};
   MutexLock lock(mutex_);
   entered_ = only.generation;
   box_.SetGeneration(only.generation, static_cast<uint32_t>(only.rank),

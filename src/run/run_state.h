@@ -31,6 +31,7 @@ struct Membership {
   uint64_t generation = 0;
   int rank = 0;
   int world = 1;
+  std::vector<int> nodes = {};  // by rank; empty: not known
 };
 
 // Safe for concurrent use, but for what says otherwise.

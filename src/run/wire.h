@@ -43,7 +43,8 @@ enum class MessageKind : uint16_t {
   // keeper -> worker
   kAnswer =
       128,  // to `request`; the status code, and the message of an error or the answer's payload
-  kGeneration = 129,  // enter: u64 generation, u32 rank, u32 world
+  kGeneration = 129,  // enter: u64 generation, u32 rank, u32 world, u32 number of runs, and of each
+                      // u32 node, u32 first rank, u32 ranks
   kAbort = 130,       // u64 generation (it and older unwind), Text reason
   kStop = 131,        // i64 step, Text reason
   kGo = 132,          // i64 step

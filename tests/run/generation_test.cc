@@ -41,6 +41,7 @@ TEST(ForEachGeneration, GivesEachRankItsPlace) {
       EXPECT_EQ(generation.number(), 1u);
       EXPECT_EQ(generation.world(), 4);
       EXPECT_EQ(generation.rank(), run.rank());
+      for (int rank = 0; rank < 4; ++rank) EXPECT_EQ(generation.node_of(rank), 0);
       EXPECT_EQ(run.generation(), 1u);
       EXPECT_TRUE(generation.Check().ok());
       MutexLock lock(mutex);

@@ -7,6 +7,7 @@
 #include <memory>
 #include <string>
 #include <string_view>
+#include <vector>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
@@ -16,17 +17,21 @@
 namespace outlast {
 
 class RunState;
+struct Membership;
 
 // Lives for one call of ForEachGeneration's body. Safe for concurrent use.
 class Generation {
  public:
-  explicit Generation(std::shared_ptr<RunState> state, uint64_t number, int rank, int world);
+  Generation(std::shared_ptr<RunState> state, const Membership& membership);
   ~Generation();  // joins the callbacks that ran; one that blocks for ever is left to the agent,
                   // which replaces the process
 
   uint64_t number() const { return number_; }
   int rank() const { return rank_; }
   int world() const { return world_; }
+  // The node that holds `rank`, as a number from 0: ranks of one node share memory (SharedMemory,
+  // ShmGroup). -1: not known, for no agent formed this generation.
+  int node_of(int rank) const { return nodes_.empty() ? -1 : nodes_[static_cast<size_t>(rank)]; }
 
   // OK while this generation stands. kAborted: a peer came or went, or a stop was agreed and its
   // step is saved; unwind to ForEachGeneration, which decides what is next. Two loads; call it once
@@ -56,6 +61,7 @@ class Generation {
   const uint64_t number_;
   const int rank_;
   const int world_;
+  const std::vector<int> nodes_;  // by rank
 };
 
 }  // namespace outlast
