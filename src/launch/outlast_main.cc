@@ -14,6 +14,7 @@
 #include "launch/agent.h"
 #include "launch/env_tool.h"
 #include "launch/options.h"
+#include "launch/preflight_tool.h"
 #include "meter/report.h"
 #include "outlast/base/plugins.h"
 #include "outlast/base/status.h"
@@ -95,6 +96,7 @@ int Main(const std::vector<std::string>& arguments) {
     const auto variables = [](const char* name) { return std::getenv(name); };
     return Shown(RunEnvTool(rest, variables, std::cout, std::cerr));
   }
+  if (command == "preflight") return Shown(RunPreflightTool(rest, std::cout, std::cerr));
   if (command == "report") return Shown(RunReportTool(rest, std::cout, std::cerr));
   if (command == "ckpt") {
     const auto plugins = MakePlugins();
