@@ -315,7 +315,7 @@ void ServerStream::OnDone() {
 
 // --- An agent's side ---
 
-// All calls of the process that gRPC is not done with.
+// Calls that nobody holds any more and that gRPC is not done with.
 class Calls {
  public:
   static Calls& Get() {
@@ -354,7 +354,6 @@ class ClientCall final : public grpc::ClientBidiReactor<v1::AgentFrame, v1::Coor
   void Begin(std::shared_ptr<ClientCall> self) {
     Lock lock(mutex_);
     self_ = std::move(self);
-    Calls::Get().Add(&context_);
     stub_->async()->Attach(&context_, this);
     AddHold();  // Send starts writes from anywhere, until the reads end
     StartRead(&in_);
@@ -382,6 +381,8 @@ class ClientCall final : public grpc::ClientBidiReactor<v1::AgentFrame, v1::Coor
     Lock ear(ear_mutex_);
     ears_ = {};
     Lock lock(mutex_);
+    if (self_ == nullptr) return;
+    Calls::Get().Add(&context_);
     if (!half_closed_) context_.TryCancel();
   }
 
