@@ -1,0 +1,56 @@
+# liboutlast-grpc.so: the streams between nodes (src/control/grpc), loaded by the tool when several nodes
+# are asked for. Without gRPC it is not built, and such jobs are refused.
+#
+# Plain library files rather than gRPC's CMake package: that one shares Abseil's targets, which may
+# stand for archives here (StaticDependencies), and gRPC brings the shared ones.
+function(outlast_grpc_transport)
+  find_program(OUTLAST_PROTOC protoc)
+  find_program(OUTLAST_GRPC_PLUGIN grpc_cpp_plugin)
+  find_path(OUTLAST_GRPC_INCLUDE grpcpp/grpcpp.h)
+  set(libraries)
+  set(missing)
+  foreach(name IN ITEMS grpc++ grpc gpr protobuf)
+    find_library(OUTLAST_LIB_${name} ${name})
+    mark_as_advanced(OUTLAST_LIB_${name})
+    list(APPEND libraries "${OUTLAST_LIB_${name}}")
+    if(NOT OUTLAST_LIB_${name})
+      list(APPEND missing ${name})
+    endif()
+  endforeach()
+  find_library(OUTLAST_LIB_absl_time NAMES libabsl_time.so)
+  mark_as_advanced(OUTLAST_PROTOC OUTLAST_GRPC_PLUGIN OUTLAST_GRPC_INCLUDE OUTLAST_LIB_absl_time)
+  if(missing OR NOT OUTLAST_PROTOC OR NOT OUTLAST_GRPC_PLUGIN OR NOT OUTLAST_GRPC_INCLUDE)
+    message(STATUS "gRPC is missing (libgrpc++-dev, protobuf-compiler-grpc): jobs of several nodes are refused")
+    return()
+  endif()
+  if(OUTLAST_LIB_absl_time)
+    list(APPEND libraries "${OUTLAST_LIB_absl_time}")
+  else()
+    list(APPEND libraries absl::time)
+  endif()
+
+  set(proto "${PROJECT_SOURCE_DIR}/src/control/grpc/control.proto")
+  set(out "${PROJECT_BINARY_DIR}/control_proto")
+  file(MAKE_DIRECTORY "${out}")
+  set(generated "${out}/control.pb.cc" "${out}/control.grpc.pb.cc")
+  add_custom_command(
+    OUTPUT ${generated} "${out}/control.pb.h" "${out}/control.grpc.pb.h"
+    COMMAND "${OUTLAST_PROTOC}" "--proto_path=${PROJECT_SOURCE_DIR}/src/control/grpc" "--cpp_out=${out}"
+            "--grpc_out=${out}" "--plugin=protoc-gen-grpc=${OUTLAST_GRPC_PLUGIN}" "${proto}"
+    DEPENDS "${proto}" VERBATIM)
+  # Warnings of what was generated are not ours. Nor are races: under a thread sanitizer the library that
+  # reads and writes these messages is not instrumented, so what it orders is not seen.
+  set_source_files_properties(${generated} PROPERTIES COMPILE_OPTIONS "-w;-fno-sanitize=thread")
+
+  add_library(outlast_grpc MODULE src/control/grpc/grpc_transport.cc src/control/grpc/proto_frames.cc ${generated})
+  set_target_properties(outlast_grpc PROPERTIES OUTPUT_NAME outlast-grpc CXX_VISIBILITY_PRESET hidden
+                        VISIBILITY_INLINES_HIDDEN ON)
+  target_include_directories(outlast_grpc PRIVATE src include)
+  target_include_directories(outlast_grpc SYSTEM PRIVATE "${out}" "${OUTLAST_GRPC_INCLUDE}")
+  target_link_libraries(outlast_grpc PRIVATE ${libraries} Threads::Threads)
+  outlast_compile_options(outlast_grpc)
+  add_dependencies(outlast_tool outlast_grpc)
+  if(OUTLAST_INSTALL)
+    install(TARGETS outlast_grpc LIBRARY DESTINATION "${CMAKE_INSTALL_LIBDIR}")
+  endif()
+endfunction()

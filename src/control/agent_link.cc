@@ -1,0 +1,189 @@
+#include "control/agent_link.h"
+
+#include <optional>
+#include <utility>
+#include <vector>
+
+#include "base/error.h"
+#include "base/serial_thread.h"
+#include "control/endpoint.h"
+#include "control/software.h"
+
+namespace outlast {
+namespace {
+
+class AgentLink final : public CoordinatorLink {
+ public:
+  AgentLink(EventLoop& loop, control::Transport& transport, AgentLinkOptions options,
+            Endpoint endpoint)
+      : loop_(loop),
+        transport_(transport),
+        options_(std::move(options)),
+        endpoint_(std::move(endpoint)) {}
+  ~AgentLink() override {
+    Forget();
+    transport_.Settle();
+  }
+
+  void Listen(Ears ears) override { ears_ = std::move(ears); }
+  void Open() override;
+  void Hello(const control::Hello& hello) override;
+  void Send(const control::AgentMessage& message) override {
+    if (stream_ != nullptr && is_trusted_) stream_->Send(message);
+  }
+  void Drop(const std::string&) override { Forget(); }
+
+ private:
+  // `work`, on the loop, unless the attempt or the link is over by then. Any thread.
+  void Post(uint64_t attempt, std::function<void()> work) {
+    loop_.Post([this, attempt, alive = std::weak_ptr<int>(alive_), work = std::move(work)] {
+      if (alive.lock() != nullptr && attempt == attempt_) work();
+    });
+  }
+  void Resolved(const absl::StatusOr<std::vector<std::string>>& addresses);
+  void TryAddress();
+  void Hear(const control::CoordinatorFrame& frame);
+  void Hear(const control::Challenge& challenge);
+  void Closed(const std::string& why);
+  void Down(const std::string& why) {
+    Forget();
+    ears_.on_down(why);
+  }
+  void RefuseLater(std::string reason) {
+    refusal_ = control::Refused{control::Refusal::kNever, std::move(reason)};
+    is_up_ = true;
+    ears_.on_up();
+  }
+  // Ends the attempt: what was sent still leaves.
+  void Forget() {
+    ++attempt_;
+    if (stream_ != nullptr && is_up_) stream_->Finish();
+    stream_.reset();
+    refusal_.reset();
+    is_up_ = is_trusted_ = false;
+  }
+  std::string Where() const { return JoinHostPort(address_, endpoint_.port); }
+
+  EventLoop& loop_;
+  control::Transport& transport_;
+  const AgentLinkOptions options_;
+  const Endpoint endpoint_;
+  Ears ears_;
+  const std::shared_ptr<int> alive_ = std::make_shared<int>();
+
+  // Of the present attempt.
+  uint64_t attempt_ = 0;
+  std::vector<std::string> addresses_;
+  size_t next_ = 0;
+  std::string address_;
+  std::string tried_;
+  std::unique_ptr<control::FrameStream> stream_;
+  std::string nonce_, their_nonce_;
+  bool is_up_ = false;
+  bool is_trusted_ = false;
+  std::optional<control::Refused> refusal_;  // our own, or what came before the challenge
+
+  std::unique_ptr<SerialThread> resolver_;  // last: it ends before what its work reads
+};
+
+void AgentLink::Open() {
+  Forget();
+  tried_.clear();
+  next_ = 0;
+  if (IsNumericAddress(endpoint_.host)) {
+    Post(attempt_, [this] { Resolved(std::vector<std::string>{endpoint_.host}); });
+    return;
+  }
+  if (resolver_ == nullptr) resolver_ = std::make_unique<SerialThread>("outlast-resolve");
+  resolver_->Post([this, attempt = attempt_] {
+    auto addresses = ResolveHost(endpoint_.host);
+    Post(attempt, [this, addresses = std::move(addresses)] { Resolved(addresses); });
+  });
+}
+
+void AgentLink::Resolved(const absl::StatusOr<std::vector<std::string>>& addresses) {
+  if (!addresses.ok()) return Down(std::string(MessageOf(addresses.status())));
+  addresses_ = *addresses;
+  TryAddress();
+}
+
+void AgentLink::TryAddress() {
+  if (next_ == addresses_.size()) {
+    return Down(fmt::format("no coordinator at {}: tried {}",
+                            JoinHostPort(endpoint_.host, endpoint_.port), tried_));
+  }
+  address_ = addresses_[next_++];
+  ++attempt_;
+  const uint64_t attempt = attempt_;
+  stream_ = transport_.Connect(
+      address_, endpoint_.port, endpoint_.host, options_.certificates, options_.liveness,
+      {.on_frame =
+           [this, attempt](control::CoordinatorFrame frame, size_t) {
+             Post(attempt, [this, frame = std::move(frame)] { Hear(frame); });
+           },
+       .on_closed = [this, attempt](
+                        const std::string& why) { Post(attempt, [this, why] { Closed(why); }); }});
+  nonce_ = MakeNonce();
+  stream_->Send(control::Opening{
+      .software = control::kSoftware, .job = options_.job, .node = options_.node, .nonce = nonce_});
+}
+
+void AgentLink::Closed(const std::string& why) {
+  if (refusal_) return;  // it is what will be said
+  if (is_up_) return Down(fmt::format("the stream to {} ended: {}", Where(), why));
+  if (!tried_.empty()) tried_ += "; ";
+  tried_ += fmt::format("{}: {}", Where(), why);
+  TryAddress();
+}
+
+void AgentLink::Hear(const control::CoordinatorFrame& frame) {
+  if (const auto* challenge = std::get_if<control::Challenge>(&frame)) return Hear(*challenge);
+  const auto& message = std::get<control::CoordinatorMessage>(frame);
+  if (!is_up_) {
+    const auto* refused = std::get_if<control::Refused>(&message);
+    if (refused != nullptr) return RefuseLater(refused->reason);
+    return Down(fmt::format("{} speaks before its challenge", Where()));
+  }
+  if (is_trusted_) ears_.on_said(message);
+}
+
+void AgentLink::Hear(const control::Challenge& challenge) {
+  if (is_up_) return Down(fmt::format("{} sent a second challenge", Where()));
+  if (challenge.version != control::kProtocolVersion) {
+    return RefuseLater(fmt::format(
+        "the coordinator at {} speaks protocol version {} ({}), this agent {} ({})", Where(),
+        challenge.version, challenge.software, control::kProtocolVersion, control::kSoftware));
+  }
+  their_nonce_ = challenge.nonce;
+  is_trusted_ =
+      options_.token.empty() ||
+      options_.token.Checks(challenge.proof, "coordinator", challenge.job, nonce_, challenge.nonce);
+  if (!is_trusted_) {
+    return RefuseLater(fmt::format("the coordinator at {} {}", Where(),
+                                   challenge.proof.empty()
+                                       ? "has no job token, this agent has one"
+                                       : "did not prove that it knows this agent's job token"));
+  }
+  is_up_ = true;
+  ears_.on_up();
+}
+
+void AgentLink::Hello(const control::Hello& hello) {
+  if (stream_ == nullptr || !is_up_) return;
+  // Also to one that is not trusted: it says on its side what it thinks of us.
+  stream_->Send(
+      control::Greeting{hello, options_.token.Prove("agent", options_.job, their_nonce_, nonce_)});
+  if (refusal_) Post(attempt_, [this, refused = *refusal_] { ears_.on_said(refused); });
+}
+
+}  // namespace
+
+absl::StatusOr<std::unique_ptr<CoordinatorLink>> MakeAgentLink(EventLoop& loop,
+                                                               control::Transport& transport,
+                                                               AgentLinkOptions options) {
+  auto endpoint = ParseEndpoint(options.coordinator);
+  if (!endpoint.ok()) return Annotate(endpoint.status(), "coordinator");
+  return std::make_unique<AgentLink>(loop, transport, std::move(options), *std::move(endpoint));
+}
+
+}  // namespace outlast

@@ -1,0 +1,41 @@
+// HOST:PORT, and whose it is.
+#pragma once
+
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "absl/status/statusor.h"
+
+namespace outlast {
+
+struct Endpoint {
+  std::string host;
+  int port = 0;
+};
+
+// "node7:29400", "127.0.0.1:0", "[::1]:29400". kInvalidArgument: anything else, named.
+absl::StatusOr<Endpoint> ParseEndpoint(std::string_view text);
+std::string JoinHostPort(std::string_view host, int port);
+
+// The addresses of `host` as numbers, in the order in which to try them, none twice. A number is
+// its own address; a name may block for seconds on a name server. kUnavailable: it does not
+// resolve.
+absl::StatusOr<std::vector<std::string>> ResolveHost(const std::string& host);
+bool IsNumericAddress(const std::string& host);
+// Of 127.0.0.0/8 or ::1.
+bool IsLoopback(const std::string& address);
+
+// Addresses of this machine's interfaces that are up, as numbers.
+std::vector<std::string> LocalAddresses();
+// Whether one of `addresses` is one of `own`: the addresses that an agent was given, or
+// LocalAddresses(). Names are never compared, so an alias or another interface of a machine is
+// recognised; 127.0.0.2 is not 127.0.0.1, so that agents of one machine can have addresses of their
+// own.
+bool IsMine(std::span<const std::string> addresses, std::span<const std::string> own);
+
+// Why nothing can listen at `address`: the system's words.
+std::string WhyNotBound(const std::string& address, int port);
+
+}  // namespace outlast

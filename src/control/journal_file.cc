@@ -1,0 +1,112 @@
+#include "control/journal_file.h"
+
+#include <fcntl.h>
+#include <sys/file.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <filesystem>
+#include <system_error>
+#include <utility>
+
+#include "base/error.h"
+
+namespace outlast {
+namespace {
+
+absl::StatusOr<std::string> ReadAll(int fd, const std::string& path) {
+  std::string bytes;
+  std::string block(1 << 16, '\0');
+  while (true) {
+    const ssize_t got = pread(fd, block.data(), block.size(), static_cast<off_t>(bytes.size()));
+    if (got < 0 && errno == EINTR) continue;
+    if (got < 0) return ErrnoStatus(errno, path);
+    if (got == 0) return bytes;
+    bytes.append(block, 0, static_cast<size_t>(got));
+  }
+}
+
+absl::Status SyncFolder(const std::string& folder) {
+  const UniqueFd fd(open(folder.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
+  if (!fd.is_open() || fsync(fd.get()) != 0) return ErrnoStatus(errno, folder);
+  return absl::OkStatus();
+}
+
+absl::StatusOr<UniqueFd> OpenFile(const std::string& path) {
+  UniqueFd fd(open(path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0600));
+  if (!fd.is_open()) return ErrnoStatus(errno, path);
+  return fd;
+}
+
+}  // namespace
+
+absl::StatusOr<JournalFile> JournalFile::Open(const std::string& folder, const std::string& job) {
+  std::error_code error;
+  std::filesystem::create_directories(folder, error);
+  if (error) return ErrnoStatus(error.value(), folder);
+  JournalFile journal;
+  OUTLAST_RETURN_IF_ERROR(journal.Lock(folder, job));
+  journal.path_ = folder + "/coordinator.journal";
+  OUTLAST_ASSIGN_OR_RETURN(journal.file_, OpenFile(journal.path_));
+  OUTLAST_ASSIGN_OR_RETURN(const std::string bytes, ReadAll(journal.file_.get(), journal.path_));
+  auto content = ReadJournal(bytes);
+  if (!content.ok()) return Annotate(content.status(), journal.path_);
+  journal.content_ = *std::move(content);
+  journal.size_ = journal.content_.valid_bytes;
+  if (ftruncate(journal.file_.get(), static_cast<off_t>(journal.size_)) != 0 ||
+      fsync(journal.file_.get()) != 0) {
+    return ErrnoStatus(errno, journal.path_);
+  }
+  OUTLAST_RETURN_IF_ERROR(SyncFolder(folder));
+  return journal;
+}
+
+absl::Status JournalFile::Lock(const std::string& folder, const std::string& job) {
+  const std::string path = folder + "/coordinator.lock";
+  OUTLAST_ASSIGN_OR_RETURN(lock_, OpenFile(path));
+  OUTLAST_ASSIGN_OR_RETURN(const std::string holder, ReadAll(lock_.get(), path));
+  if (flock(lock_.get(), LOCK_EX | LOCK_NB) != 0) {
+    if (errno != EWOULDBLOCK) return ErrnoStatus(errno, path);
+    return Error(absl::StatusCode::kAlreadyExists, "{}: another coordinator has this journal ({})",
+                 path, holder.substr(0, holder.find('\n', holder.find('\n') + 1)));
+  }
+  const std::string_view first = std::string_view(holder).substr(0, holder.find('\n'));
+  const std::string name = fmt::format("job {}", job);
+  if (!first.empty() && first != name) {
+    return Error(absl::StatusCode::kFailedPrecondition, "{}: of {}, this is job {}", path, first,
+                 job);
+  }
+  const std::string text = fmt::format("{}\nprocess {}\n", name, getpid());
+  if (ftruncate(lock_.get(), 0) != 0 ||
+      pwrite(lock_.get(), text.data(), text.size(), 0) != static_cast<ssize_t>(text.size())) {
+    return ErrnoStatus(errno, path);
+  }
+  return absl::OkStatus();
+}
+
+absl::Status JournalFile::Append(std::string_view bytes) {
+  struct stat ours {
+  }, named{};
+  if (fstat(file_.get(), &ours) != 0 || stat(path_.c_str(), &named) != 0)
+    return ErrnoStatus(errno, path_);
+  // A lock does not reach across every file system: what others did is seen in the file.
+  if (ours.st_ino != named.st_ino || ours.st_dev != named.st_dev)
+    return Error(absl::StatusCode::kAborted, "{}: it was replaced by another file", path_);
+  if (static_cast<uint64_t>(ours.st_size) != size_) {
+    return Error(absl::StatusCode::kAborted,
+                 "{}: {} bytes, this coordinator wrote {}: another one writes to it", path_,
+                 ours.st_size, size_);
+  }
+  while (!bytes.empty()) {
+    const ssize_t put = pwrite(file_.get(), bytes.data(), bytes.size(), static_cast<off_t>(size_));
+    if (put < 0 && errno == EINTR) continue;
+    if (put < 0) return ErrnoStatus(errno, path_);
+    size_ += static_cast<uint64_t>(put);
+    bytes.remove_prefix(static_cast<size_t>(put));
+  }
+  if (fdatasync(file_.get()) != 0) return ErrnoStatus(errno, path_);
+  return absl::OkStatus();
+}
+
+}  // namespace outlast

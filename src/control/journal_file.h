@@ -1,0 +1,45 @@
+// The file behind a coordinator's journal (outlast/elastic/journal.h has its format), held by one
+// coordinator at a time.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <string_view>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "outlast/base/fd.h"
+#include "outlast/elastic/journal.h"
+
+namespace outlast {
+
+// FOLDER/coordinator.journal, and FOLDER/coordinator.lock, which names the job and is locked while
+// this lives: by the open file, so a coordinator that was killed holds nothing.
+class JournalFile {
+ public:
+  // Makes the folder if it is not there, and cuts a torn tail. kAlreadyExists: another coordinator
+  // has it; named. kFailedPrecondition: it is another job's. kDataLoss: it is damaged. Else the
+  // file system's.
+  static absl::StatusOr<JournalFile> Open(const std::string& folder, const std::string& job);
+
+  // What it held when it was opened.
+  const CoordinatorState& state() const { return content_.state; }
+  // What was cut off, for people; empty: nothing.
+  const std::string& torn() const { return content_.torn; }
+
+  // On disk when it returns. kAborted: somebody else has written to the file, or it is another file
+  // by now. After an error nothing may be appended any more.
+  absl::Status Append(std::string_view bytes);
+
+ private:
+  JournalFile() = default;
+  absl::Status Lock(const std::string& folder, const std::string& job);
+
+  UniqueFd lock_;
+  UniqueFd file_;
+  std::string path_;
+  JournalContent content_;
+  uint64_t size_ = 0;
+};
+
+}  // namespace outlast

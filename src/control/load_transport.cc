@@ -1,0 +1,57 @@
+#include "control/load_transport.h"
+
+#include <dlfcn.h>
+
+#include <filesystem>
+#include <system_error>
+#include <vector>
+
+#include "base/error.h"
+
+#ifndef OUTLAST_LIBDIR
+#define OUTLAST_LIBDIR "lib"
+#endif
+
+namespace outlast::control {
+namespace {
+
+constexpr char kModule[] = "liboutlast-grpc.so";
+
+std::vector<std::filesystem::path> Places() {
+  std::error_code ignored;
+  const std::filesystem::path folder =
+      std::filesystem::read_symlink("/proc/self/exe", ignored).parent_path();
+  const std::filesystem::path above = folder.parent_path();
+  return {folder / kModule, above / kModule, above / OUTLAST_LIBDIR / kModule,
+          above / "lib" / kModule};
+}
+
+absl::StatusOr<Transport*> Load(const std::filesystem::path& file) {
+  const auto refuse = [&](std::string_view why) {
+    return Error(absl::StatusCode::kFailedPrecondition, "{}: {}", file.string(), why);
+  };
+  void* const module = dlopen(file.c_str(), RTLD_NOW | RTLD_LOCAL | RTLD_NODELETE);
+  if (module == nullptr) return refuse(dlerror());
+  const auto entry = reinterpret_cast<TransportEntry>(dlsym(module, kTransportEntry));
+  Transport* const transport = entry != nullptr ? entry(kTransportAbi) : nullptr;
+  if (transport == nullptr) return refuse("it belongs to another build of outlast");
+  return transport;
+}
+
+}  // namespace
+
+absl::StatusOr<Transport*> LoadTransport() {
+  std::string looked_for;
+  for (const std::filesystem::path& file : Places()) {
+    std::error_code ignored;
+    if (std::filesystem::exists(file, ignored)) return Load(file);
+    if (looked_for.find(file.string()) == std::string::npos)
+      looked_for += (looked_for.empty() ? "" : ", ") + file.string();
+  }
+  return Error(absl::StatusCode::kNotFound,
+               "several nodes need {}, which is not there (it is built where gRPC is installed: "
+               "libgrpc++-dev, protobuf-compiler-grpc); looked for {}",
+               kModule, looked_for);
+}
+
+}  // namespace outlast::control

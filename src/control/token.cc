@@ -1,0 +1,125 @@
+#include "control/token.h"
+
+#include <fcntl.h>
+#include <openssl/crypto.h>
+#include <openssl/evp.h>
+#include <openssl/hmac.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cctype>
+#include <cerrno>
+#include <cstdint>
+#include <cstring>
+
+#include "base/error.h"
+#include "outlast/base/fd.h"
+#include "outlast/base/id.h"
+
+namespace outlast {
+namespace {
+
+constexpr size_t kTokenBytes = 32;
+constexpr size_t kNonceBytes = 32;
+constexpr size_t kMostFileBytes = 4096;
+constexpr std::string_view kPurpose = "outlast.control.v1";
+
+bool IsSpace(char c) { return std::isspace(static_cast<unsigned char>(c)) != 0; }
+
+std::string_view Trim(std::string_view text) {
+  while (!text.empty() && IsSpace(text.front())) text.remove_prefix(1);
+  while (!text.empty() && IsSpace(text.back())) text.remove_suffix(1);
+  return text;
+}
+
+int HexDigit(char c) {
+  if (c >= '0' && c <= '9') return c - '0';
+  if (c >= 'a' && c <= 'f') return c - 'a' + 10;
+  if (c >= 'A' && c <= 'F') return c - 'A' + 10;
+  return -1;
+}
+
+// No two lists of parts have the same bytes.
+void AppendPart(std::string& text, std::string_view part) {
+  const auto size = static_cast<uint32_t>(part.size());
+  text.append(reinterpret_cast<const char*>(&size), sizeof(size));
+  text.append(part);
+}
+
+absl::StatusOr<JobToken> ReadOpen(const UniqueFd& fd, const std::string& what) {
+  std::string content(kMostFileBytes, '\0');
+  size_t used = 0;
+  while (used < content.size()) {
+    const ssize_t got = read(fd.get(), content.data() + used, content.size() - used);
+    if (got < 0 && errno == EINTR) continue;
+    if (got < 0) return ErrnoStatus(errno, what);
+    if (got == 0) break;
+    used += static_cast<size_t>(got);
+  }
+  content.resize(used);
+  return JobToken::Parse(content, what);
+}
+
+}  // namespace
+
+absl::StatusOr<JobToken> JobToken::Parse(std::string_view content, std::string_view what) {
+  JobToken token;
+  if (content.size() == kTokenBytes) {
+    token.bytes_ = std::string(content);
+    return token;
+  }
+  const std::string_view digits = Trim(content);
+  const bool is_hex =
+      digits.size() == 2 * kTokenBytes &&
+      std::all_of(digits.begin(), digits.end(), [](char digit) { return HexDigit(digit) >= 0; });
+  if (!is_hex) {
+    return Error(absl::StatusCode::kInvalidArgument,
+                 "{}: {} bytes, a token of 64 hex digits or of {} bytes is wanted", what,
+                 content.size(), kTokenBytes);
+  }
+  for (size_t i = 0; i < digits.size(); i += 2)
+    token.bytes_.push_back(static_cast<char>(HexDigit(digits[i]) * 16 + HexDigit(digits[i + 1])));
+  return token;
+}
+
+absl::StatusOr<JobToken> JobToken::Read(const std::string& path) {
+  const std::string what = fmt::format("token file {}", path);
+  const UniqueFd fd(open(path.c_str(), O_RDONLY | O_CLOEXEC));
+  if (!fd.is_open()) return ErrnoStatus(errno, what);
+  return ReadOpen(fd, what);
+}
+
+absl::StatusOr<JobToken> JobToken::ReadFrom(int fd) {
+  return ReadOpen(UniqueFd(fd), fmt::format("token descriptor {}", fd));
+}
+
+std::string JobToken::Prove(std::string_view role, std::string_view job,
+                            std::string_view their_nonce, std::string_view own_nonce) const {
+  if (empty()) return {};
+  std::string text;
+  for (const std::string_view part : {kPurpose, role, job, their_nonce, own_nonce})
+    AppendPart(text, part);
+  unsigned char proof[EVP_MAX_MD_SIZE];
+  unsigned int size = 0;
+  HMAC(EVP_sha256(), bytes_.data(), static_cast<int>(bytes_.size()),
+       reinterpret_cast<const unsigned char*>(text.data()), text.size(), proof, &size);
+  return std::string(reinterpret_cast<const char*>(proof), size);
+}
+
+bool JobToken::Checks(std::string_view proof, std::string_view role, std::string_view job,
+                      std::string_view own_nonce, std::string_view their_nonce) const {
+  const std::string wanted = Prove(role, job, own_nonce, their_nonce);
+  return !wanted.empty() && proof.size() == wanted.size() &&
+         CRYPTO_memcmp(proof.data(), wanted.data(), wanted.size()) == 0;
+}
+
+std::string MakeNonce() {
+  std::string nonce;
+  while (nonce.size() < kNonceBytes) {
+    const uint64_t bits = RandomU64();
+    nonce.append(reinterpret_cast<const char*>(&bits), sizeof(bits));
+  }
+  return nonce;
+}
+
+}  // namespace outlast
