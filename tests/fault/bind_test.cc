@@ -12,7 +12,7 @@ using ::testing::HasSubstr;
 class Bound : public ::testing::Test {
  protected:
   int Run(int workers, const std::string& bind) {
-    return job_.Run({"run", "-n", std::to_string(workers), "--bind", bind, "--", "/bin/sh", "-c",
+    return job_.Run({"-n", std::to_string(workers), "--bind", bind, "--", "/bin/sh", "-c",
                      "grep Cpus_allowed_list /proc/self/status > " + job_.Path("cpus.$RANK")});
   }
   std::string CpusOf(int rank) const {
