@@ -358,6 +358,7 @@ std::string ToolHelp() {
          "  env      which launcher's variables are here, and what they mean\n"
          "  report   where the time of a run went, and what it trained\n"
          "  ckpt     list, verify, compare, copy, export and import checkpoints\n"
+         "  coordinator  lead a job of several nodes, as a process of its own\n"
          "\n"
          "Each has its own --help. Example:\n"
          "  outlast run -n 4 -- ./trainer --steps 1000\n";

@@ -11,6 +11,7 @@
 
 #include "base/error.h"
 #include "checkpoint/ckpt_tool.h"
+#include "control/coordinator_tool.h"
 #include "launch/agent.h"
 #include "launch/env_tool.h"
 #include "launch/options.h"
@@ -95,6 +96,7 @@ int Main(const std::vector<std::string>& arguments) {
     const auto variables = [](const char* name) { return std::getenv(name); };
     return Shown(RunEnvTool(rest, variables, std::cout, std::cerr));
   }
+  if (command == "coordinator") return Shown(RunCoordinatorTool(rest, std::cout, std::cerr));
   if (command == "report") return Shown(RunReportTool(rest, std::cout, std::cerr));
   if (command == "ckpt") {
     const auto plugins = MakePlugins();
