@@ -371,11 +371,12 @@ absl::Status CheckSurroundings(int world) {
 std::string ToolHelp() {
   return "Usage: outlast COMMAND ...\n"
          "\n"
-         "  run        run N copies of a program as one job and keep it running\n"
-         "  env        which launcher's variables are here, and what they mean\n"
-         "  preflight  whether this node is fit to train\n"
-         "  report     where the time of a run went, and what it trained\n"
-         "  ckpt       list, verify, compare, copy, export and import checkpoints\n"
+         "  run          run N copies of a program as one job and keep it running\n"
+         "  env          which launcher's variables are here, and what they mean\n"
+         "  preflight    whether this node is fit to train\n"
+         "  report       where the time of a run went, and what it trained\n"
+         "  ckpt         list, verify, compare, copy, export and import checkpoints\n"
+         "  coordinator  lead a job of several nodes, as a process of its own\n"
          "\n"
          "Each has its own --help. Example:\n"
          "  outlast run -n 4 -- ./trainer --steps 1000\n";

@@ -71,7 +71,7 @@ class FakeNode {
     if (const auto* abort = std::get_if<AbortGeneration>(&action)) {
       for (size_t slot = 0; slot < processes_.size(); ++slot) {
         if (processes_[slot] != 0)
-          Later(WorkerStaged{static_cast<int>(slot), processes_[slot], abort->generation - 1});
+          Later(WorkerStaged{static_cast<int>(slot), processes_[slot], abort->generation});
       }
     }
     if (const auto* kill = std::get_if<KillWorker>(&action)) {

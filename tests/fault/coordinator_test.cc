@@ -1,0 +1,140 @@
+// The coordinator as a process of its own, killed and stopped; agents in other processes.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <filesystem>
+#include <fstream>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "outlast/testing/time_factor.h"
+#include "tests/support/paths.h"
+#include "tests/support/piped_process.h"
+
+namespace outlast::testing {
+namespace {
+
+using ::testing::HasSubstr;
+using ::testing::Not;
+
+absl::Duration Within(int seconds) { return absl::Seconds(seconds) * TimeFactor(); }
+
+class CoordinatorProcess : public ::testing::Test {
+ protected:
+  CoordinatorProcess() : folder_(::testing::TempDir() + "/coordinator_XXXXXX") {
+    EXPECT_NE(mkdtemp(folder_.data()), nullptr);
+  }
+  ~CoordinatorProcess() override {
+    agents_.clear();
+    coordinator_.reset();
+    std::filesystem::remove_all(folder_);
+  }
+
+  std::unique_ptr<PipedProcess> Coordinate(const std::string& nodes,
+                                           const std::vector<std::string>& more = {}) {
+    std::vector<std::string> command = {BuildFolder() / "outlast",
+                                        "coordinator",
+                                        "--job",
+                                        "job",
+                                        "--journal",
+                                        folder_ + "/journal",
+                                        "--nnodes",
+                                        nodes,
+                                        "--listen",
+                                        listen_,
+                                        "--last-call",
+                                        "0.5"};
+    command.insert(command.end(), more.begin(), more.end());
+    return std::make_unique<PipedProcess>(command);
+  }
+  // Later ones take the same address.
+  void StartCoordinator(const std::string& nodes, const std::vector<std::string>& more = {}) {
+    coordinator_ = Coordinate(nodes, more);
+    const std::string line = coordinator_->LineWith("coordinator of job job at ", Within(10));
+    ASSERT_NE(line, "") << coordinator_->seen();
+    listen_ = line.substr(line.rfind(' ') + 1);
+  }
+  PipedProcess& StartAgents(int first, int count) {
+    agents_.push_back(std::make_unique<PipedProcess>(
+        std::vector<std::string>{BuildFolder() / "outlast_agent_streams", listen_, "job",
+                                 std::to_string(first), std::to_string(count)}));
+    agents_.back()->Go();
+    return *agents_.back();
+  }
+
+  std::string folder_;
+  std::string listen_ = "127.0.0.1:0";
+  std::unique_ptr<PipedProcess> coordinator_;
+  std::vector<std::unique_ptr<PipedProcess>> agents_;
+};
+
+TEST_F(CoordinatorProcess, KilledAndRestartedItGoesOnWithTheSameGeneration) {
+  StartCoordinator("3");
+  PipedProcess& agents = StartAgents(0, 3);
+  ASSERT_NE(agents.LineWith("open 1", Within(10)), "");
+
+  coordinator_->Kill();
+  ASSERT_NE(agents.LineWith("down", Within(10)), "");
+  StartCoordinator("3");
+  coordinator_->Signal(SIGTERM);  // a stop ends what runs: the agents have come back
+
+  EXPECT_NE(coordinator_->LineWith("job job ends with 8", Within(40)), "") << coordinator_->seen();
+  EXPECT_THAT(agents.seen(), Not(HasSubstr("open 2")));
+}
+
+TEST_F(CoordinatorProcess, AnotherOneOnTheSameJournalIsRefused) {
+  StartCoordinator("1");
+  listen_ = "127.0.0.1:0";
+  const auto second = Coordinate("1");
+  EXPECT_EQ(second->Wait(Within(10)), 85);
+  EXPECT_THAT(second->seen(), HasSubstr("another coordinator has this journal (job job"));
+}
+
+TEST_F(CoordinatorProcess, AJournalOfAnotherJobIsRefused) {
+  std::filesystem::create_directories(folder_ + "/journal");
+  std::ofstream(folder_ + "/journal/coordinator.lock") << "job other\nprocess 1\n";
+  const auto coordinator = Coordinate("1");
+  EXPECT_EQ(coordinator->Wait(Within(10)), 85);
+  EXPECT_THAT(coordinator->seen(), HasSubstr("of job other, this is job job"));
+}
+
+TEST_F(CoordinatorProcess, OneThatSomebodyElseWroteBehindStepsDown) {
+  StartCoordinator("1");
+  std::ofstream(folder_ + "/journal/coordinator.journal", std::ios::app) << "x";
+  StartAgents(0, 1);
+  EXPECT_NE(coordinator_->LineWith("another one writes to it", Within(10)), "");
+  EXPECT_EQ(coordinator_->Wait(Within(10)), 84);
+}
+
+TEST_F(CoordinatorProcess, AStoppedOneIsNoticedByItsAgents) {
+  StartCoordinator("1");
+  PipedProcess& agent = StartAgents(0, 1);
+  ASSERT_NE(agent.LineWith("open 1", Within(10)), "");
+
+  coordinator_->Signal(SIGSTOP);
+
+  EXPECT_NE(agent.LineWith("down", Within(6)), "");
+}
+
+TEST_F(CoordinatorProcess, AStoppedAgentIsLostAndTheOthersGoOn) {
+  StartCoordinator("2:3");
+  StartAgents(0, 2);
+  PipedProcess& stopped = StartAgents(2, 1);
+  ASSERT_NE(stopped.LineWith("open 1", Within(10)), "");
+
+  stopped.Signal(SIGSTOP);
+
+  EXPECT_NE(coordinator_->LineWith("node n2: lost", Within(25)), "") << coordinator_->seen();
+  EXPECT_NE(agents_[0]->LineWith("open 2", Within(20)), "");
+}
+
+TEST_F(CoordinatorProcess, RefusesNonsenseInOneLine) {
+  const auto coordinator = Coordinate("3:x");
+  EXPECT_EQ(coordinator->Wait(Within(10)), 85);
+  EXPECT_EQ(coordinator->seen(),
+            "outlast: coordinator: --nnodes '3:x': N or MIN:MAX is wanted, such as 4 or 2:4\n");
+}
+
+}  // namespace
+}  // namespace outlast::testing
