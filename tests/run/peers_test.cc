@@ -458,7 +458,13 @@ class BrokenInput : public ::testing::Test {
     good.Greet();
     a.Await("keys up b");
   }
-  Node a{OptionsOf("a")};
+  // The followers of these tests do not beat, and that is not what they are about.
+  static TcpPeersOptions PatientOptions() {
+    TcpPeersOptions options = OptionsOf("a");
+    options.loss = kPatience;
+    return options;
+  }
+  Node a{PatientOptions()};
 };
 
 TEST_F(BrokenInput, EveryPrefixOfAGreetingAndTheEnd) {
