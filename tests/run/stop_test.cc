@@ -145,14 +145,15 @@ TEST(WorldOfOne, ReturnsTheBodysError) {
 }
 
 TEST(WorldOfOne, JoinsInLessThanAMillisecond) {
+  const absl::Duration limit = absl::Milliseconds(1) * testing::TimeFactor();
   absl::Duration best = absl::InfiniteDuration();
-  for (int i = 0; i < 10; ++i) {
+  for (int i = 0; i < 200 && best >= limit; ++i) {  // a loaded machine may disturb many
     const int64_t start_ns = MonotonicNanos();
     const auto run = std::move(Run::Join()).value();
     best = std::min(best, absl::Nanoseconds(MonotonicNanos() - start_ns));
   }
   RecordProperty("best_us", static_cast<int>(absl::ToInt64Microseconds(best)));
-  EXPECT_LT(best, absl::Milliseconds(1) * testing::TimeFactor());
+  EXPECT_LT(best, limit);
 }
 
 class WorldOfOneSignal : public ::testing::TestWithParam<int> {};
