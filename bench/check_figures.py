@@ -8,7 +8,7 @@ FIGURES = {
     "persist.rate", "persist.cpu", "checkpoint.plan", "checkpoint.tiny", "checkpoint.stall_lazy", "checkpoint.snapshot_eager",
     "checkpoint.persist", "checkpoint.persist_cpu", "checkpoint.restore_buffer", "checkpoint.restore_disk", "checkpoint.rss_growth",
     "checkpoint.step_slowdown", "remote.upload", "remote.fetch", "meter.mark", "flight.record",
-    "launch.start_2",
+    "launch.start_2", "allreduce.2_nodes_1mb", "allreduce.4_nodes_1mb", "allreduce.2_nodes_64mb", "allreduce.4_nodes_64mb",
 }
 MAY_BE_ZERO = {"restart.steps_lost"}
 DIFFERENCES = {"checkpoint.rss_growth", "checkpoint.step_slowdown"}  # zero and less too

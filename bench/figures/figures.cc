@@ -140,12 +140,14 @@ int main(int argc, char** argv) {
   using namespace outlast::bench;
   const std::map<std::string, std::vector<void (*)(const Settings&, Report&)>> areas = {
       {"launch", {MeasureLaunch}},
-      {"run", {MeasureRestart}},
+      {"run", {MeasureRestart, MeasureCollectives}},
       {"elastic", {MeasureRestart}},
       {"checkpoint", {MeasureCheckpoint}},
       {"meter", {MeasureMeter}},
       {"blackbox", {MeasureBlackBox}},
-      {"", {MeasureMeter, MeasureBlackBox, MeasureLaunch, MeasureRestart, MeasureCheckpoint}}};
+      {"",
+       {MeasureMeter, MeasureBlackBox, MeasureLaunch, MeasureRestart, MeasureCollectives,
+        MeasureCheckpoint}}};
   std::vector<std::string> only;
   std::string area, peers, json_path, folder = std::filesystem::temp_directory_path();
   Settings settings;

@@ -70,6 +70,7 @@ void MeasureCheckpoint(const Settings& settings, Report& report);
 void MeasureLargeState(const Settings& settings, Report& report);  // a part of it
 void MeasureLaunch(const Settings& settings, Report& report);
 void MeasureMeter(const Settings& settings, Report& report);
+void MeasureCollectives(const Settings& settings, Report& report);
 void MeasureBlackBox(const Settings& settings, Report& report);
 
 // Seconds from the start of `command` (a program and its arguments, no shell) to its end; none when

@@ -87,7 +87,7 @@ absl::Status Train(const Options& options) {
   std::vector<float> gradients(kGradients);
   return run->ForEachGeneration([&](Generation& generation) -> absl::Status {
     OUTLAST_ASSIGN_OR_RETURN(
-        auto group, ShmGroup::Make(generation, *run, "gradients", kGradients * sizeof(float)));
+        auto group, Group::Make(generation, *run, "gradients", kGradients * sizeof(float)));
     OUTLAST_ASSIGN_OR_RETURN(int64_t step, checkpoints->Restore(state));
     if (step == 0) std::ranges::fill(memory.bytes(), std::byte{0});
     cell.step_before.store(cell.step.load());

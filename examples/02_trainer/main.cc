@@ -68,7 +68,7 @@ absl::StatusOr<int> Train(const TrainerOptions& options) {
 
   const absl::Status status =
       run->ForEachGeneration([&](outlast::Generation& generation) -> absl::Status {
-        OUTLAST_ASSIGN_OR_RETURN(auto group, outlast::ShmGroup::Make(generation, *run, "gradients",
+        OUTLAST_ASSIGN_OR_RETURN(auto group, outlast::Group::Make(generation, *run, "gradients",
                                                                      trainer->gradient_bytes()));
         OUTLAST_ASSIGN_OR_RETURN(int64_t step, checkpoints->Restore(trainer->State()));
         if (step == 0) trainer->Initialize();

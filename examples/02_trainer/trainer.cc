@@ -102,7 +102,7 @@ outlast::StateView Trainer::State() const {
   return state;
 }
 
-absl::Status Trainer::ForwardBackward(const std::vector<int64_t>& ids, outlast::ShmGroup& group,
+absl::Status Trainer::ForwardBackward(const std::vector<int64_t>& ids, outlast::Group& group,
                                       outlast::StepScope& scope) {
   const TokenBatch batch = MakeBatch(text_, window_, ids);
   const auto targets = static_cast<uint32_t>(batch.targets.size());

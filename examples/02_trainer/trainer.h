@@ -33,7 +33,7 @@ class Trainer {
   }
   // Computes this rank's share of the gradient of the global mean loss, sums it over the ranks, and
   // keeps the step's loss. The state is not touched.
-  absl::Status ForwardBackward(const std::vector<int64_t>& ids, outlast::ShmGroup& group,
+  absl::Status ForwardBackward(const std::vector<int64_t>& ids, outlast::Group& group,
                                outlast::StepScope& scope);
   // Adam's update, and the cursor moves on.
   absl::Status OptimizerStep(int64_t step);

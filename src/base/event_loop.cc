@@ -41,6 +41,17 @@ absl::Status EventLoop::Watch(int fd, std::function<void()> ready) {
   return absl::OkStatus();
 }
 
+absl::Status EventLoop::WatchWrites(int fd, bool wanted) {
+  const auto found = watched_.find(fd);
+  if (found == watched_.end())
+    return absl::FailedPreconditionError("watch writes of a descriptor that is not watched");
+  const uint32_t events = wanted ? uint32_t{EPOLLIN} | EPOLLOUT : uint32_t{EPOLLIN};
+  epoll_event event{.events = events, .data = {.u64 = found->second.serial}};
+  if (epoll_ctl(epoll_.get(), EPOLL_CTL_MOD, fd, &event) != 0)
+    return ErrnoStatus(errno, "watch a descriptor");
+  return absl::OkStatus();
+}
+
 void EventLoop::Unwatch(int fd) {
   const auto found = watched_.find(fd);
   if (found == watched_.end()) return;

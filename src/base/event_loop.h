@@ -30,6 +30,9 @@ class EventLoop {
   // Calls `ready` whenever `fd`, which is borrowed, has something to read (a pidfd: the process
   // ended) or was hung up.
   absl::Status Watch(int fd, std::function<void()> ready);
+  // While `wanted`, a watched `fd` is ready as well whenever it takes bytes: a socket whose peer
+  // reads again, or whose connect is decided. Not at first.
+  absl::Status WatchWrites(int fd, bool wanted);
   void Unwatch(int fd);
 
   // Calls `due` once at `deadline` on the Clock::Real().Uptime() scale, or never after Cancel.

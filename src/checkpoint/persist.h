@@ -1,6 +1,8 @@
-// Turns one sealed snapshot of all ranks into a committed checkpoint on disk.
+// Turns one sealed snapshot of all ranks into a committed checkpoint on disk: by one agent that
+// holds them all (Persist), or in the parts of which several agents do theirs (save_team.h).
 #pragma once
 
+#include <atomic>
 #include <cstdint>
 #include <optional>
 #include <span>
@@ -9,6 +11,7 @@
 
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
+#include "checkpoint/commit.h"
 #include "checkpoint/hooks.h"
 #include "checkpoint/plan.h"
 #include "checkpoint/root.h"
@@ -45,6 +48,56 @@ struct PersistResult {
   uint64_t bytes = 0;      // of all shards
   absl::Duration write_time;
 };
+
+// --- The parts
+
+// What a save is, as all who write it must know it.
+struct SaveOrder {
+  SaveKey key;
+  Id128 job, run;
+  uint64_t claim = 0;
+  std::optional<std::string> parent;
+  int64_t step = 0;
+  uint64_t snapshot_generation = 0;
+  uint32_t world = 0;
+  std::string plan;                // 64 hex digits
+  std::vector<std::string> hooks;  // names
+
+  Receipt ToReceipt() const;  // what the receipts of all ranks have in common
+};
+SaveOrder OrderOf(const Root& root, const PersistRequest& request, std::string checkpoint);
+
+struct WrittenReceipt {
+  Receipt receipt;
+  ReceiptEntry entry;
+};
+// How a rank's part is written. Borrowed.
+struct RankWriting {
+  RateLimiter* limiter = nullptr;  // null: none
+  WriteFence* fence = nullptr;     // asked before shard and receipt; null: none
+  std::atomic<uint64_t>* progress = nullptr;
+};
+// Writes one rank's shard, then its receipt, durably. kAborted: the fence is closed. Else the
+// errors of Persist. Blocks.
+absl::StatusOr<WrittenReceipt> WriteRank(const std::string& folder, const PersistRank& from,
+                                         uint32_t rank, const SaveOrder& order,
+                                         const RankWriting& how);
+
+// What the hooks are shown of a rank whose bytes are in memory.
+HookShard ShardView(const std::string& folder, const PersistRank& from, uint32_t rank);
+// Row 6 of the commit: what the hooks said stands in hooks.json before anybody acts on it. An error
+// where one is not ok. Blocks.
+absl::StatusOr<std::vector<HookResult>> PassHooks(const Hooks& hooks, const HookView& view,
+                                                  const std::string& checkpoint);
+// Row 7: puts together and links the manifest of a folder whose receipts are all there. Blocks.
+struct ManifestParts {
+  std::vector<HookResult> hooks;
+  CommittedBy by;
+  std::span<const std::string> elsewhere;
+};
+absl::Status LinkCheckpoint(Root& root, Manifest manifest, ManifestParts parts);
+
+// --- By one agent
 
 // Writes every shard and receipt, then commits. After an error nothing of the save is left, but for
 // what the crash table of a killed process leaves. kDataLoss: a buffer's bytes do not match its

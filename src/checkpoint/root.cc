@@ -466,8 +466,8 @@ absl::Status Root::CheckClaim() const {
     return Error(absl::StatusCode::kFailedPrecondition, "root {}: no claim is held", path_);
   OUTLAST_ASSIGN_OR_RETURN(const auto claims, ListClaims());
   for (const ClaimFile& file : claims) {
-    if (file.number <= mine || (file.claim.has_value() && file.claim->run == options_.run))
-      continue;
+    const bool is_ours = file.claim.has_value() && file.claim->run == options_.run;
+    if (file.number <= mine || (is_ours && !options_.fences_own_run)) continue;
     const Claim owner = file.claim.value_or(Claim{});
     return Error(absl::StatusCode::kAborted,
                  "root {}: claim {} of run {} on host '{}' (pid {}) has taken it; ours is {}",

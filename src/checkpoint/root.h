@@ -186,6 +186,9 @@ struct RootOptions {
   OwnerIdentity owner = OwnerIdentity::Self();
   // How long a file that a manifest names is looked for; none: as its file system may be late.
   std::optional<absl::Duration> late_names = {};
+  // Of a run with several agents: a larger claim of this very run is a later committer's, and stops
+  // this one as a stranger's would.
+  bool fences_own_run = false;
   // What a caller who is refused can do, for people.
   std::string when_held = "end that run, or say --take-over";
 };

@@ -225,6 +225,7 @@ absl::StatusOr<ShardFile> WriteShard(const std::string& folder, uint32_t writer,
     OUTLAST_RETURN_IF_ERROR(checker.Await(at / block));
     OUTLAST_RETURN_IF_ERROR(
         file_writer.Append(image.subspan(at, std::min(block, image.size() - at))));
+    if (options.progress != nullptr) *options.progress += std::min(block, image.size() - at);
   }
   file.chunks = checker.TakeCrcs();
   OUTLAST_RETURN_IF_ERROR(file_writer.Finish());

@@ -1,6 +1,7 @@
 // Writes one rank's part of a checkpoint: its shard from a sealed image, and its receipt.
 #pragma once
 
+#include <atomic>
 #include <cstdint>
 #include <span>
 #include <string>
@@ -31,7 +32,8 @@ struct ShardWriteOptions {
   // anyway.
   enum class Crcs : uint8_t { kCheck, kSample } crcs = Crcs::kCheck;
   uint64_t sample = 0;
-  RateLimiter* limiter = nullptr;  // asked before each block; borrowed, null: none
+  RateLimiter* limiter = nullptr;             // asked before each block; borrowed, null: none
+  std::atomic<uint64_t>* progress = nullptr;  // grows by the bytes of each block; borrowed
 };
 inline constexpr uint64_t kSampleOneIn = 4;
 

@@ -61,6 +61,8 @@ absl::StatusOr<WorkerEnvironment> WorkerEnvironment::FromProcess() {
                            ReadNumber<uint64_t>("OUTLAST_INCARNATION", 1, 1));
   environment.run_id = ReadText("OUTLAST_RUN_ID");
   environment.run_dir = ReadText("OUTLAST_RUN_DIR");
+  if (std::string address = ReadText("OUTLAST_ADDRESS"); !address.empty())
+    environment.address = std::move(address);
   OUTLAST_RETURN_IF_ERROR(CheckAgent(environment));
   return environment;
 }

@@ -9,11 +9,13 @@
 #include <vector>
 
 #include "absl/status/status.h"
+#include "outlast/base/id.h"
 
 namespace outlast {
 
 // Who belongs to a generation, as its COMMIT says.
 struct PeerGroup {
+  Id128 run_id;  // as the coordinator's WELCOME says: generations count from 1 in each run
   uint64_t generation = 0;
   std::string self;                // the name of this node
   std::string lead;                // of the node that holds rank 0

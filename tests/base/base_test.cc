@@ -39,6 +39,25 @@ TEST(Digest, MatchesTheStandardsExample) {
             "ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad");
 }
 
+TEST(HmacSha256, HasTheValuesOfRfc4231) {
+  EXPECT_EQ(ToHex(HmacSha256(std::string(20, '\x0b'), "Hi There")),
+            "b0344c61d8db38535ca8afceaf0bf12b881dc200c9833da726e9376c2e32cff7");
+  EXPECT_EQ(ToHex(HmacSha256("Jefe", "what do ya want for nothing?")),
+            "5bdcc146bf60754e6a042426089575c75a003f089d2739839dec58b964ec3843");
+  EXPECT_EQ(ToHex(HmacSha256(std::string(131, '\xaa'),
+                             "Test Using Larger Than Block-Size Key - Hash Key First")),
+            "60e431591ee0b67f0d8a26aacbf5b77f8e0bc6213728c5140546040f0ee37f54");
+}
+
+TEST(IsEqualSecret, ComparesSizesAndBytes) {
+  const Sha256Digest digest = Sha256("abc");
+  Sha256Digest other = digest;
+  EXPECT_TRUE(IsEqualSecret(digest, other));
+  other[31] ^= std::byte{1};
+  EXPECT_FALSE(IsEqualSecret(digest, other));
+  EXPECT_FALSE(IsEqualSecret(digest, std::span(digest).first(31)));
+}
+
 TEST(Id128, ReadsBackItsHexAndRefusesAnythingElse) {
   const Id128 id = Id128::Random();
   EXPECT_EQ(Id128::FromHex(id.hex()).value(), id);

@@ -3,6 +3,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <sys/eventfd.h>
+#include <sys/socket.h>
 #include <unistd.h>
 
 #include <thread>
@@ -43,6 +44,28 @@ TEST(EventLoop, CallsWhenADescriptorIsReadableAndNotAfterUnwatch) {
                             loop->RunAfter(absl::Milliseconds(1), [&] { loop->Stop(); });
                           })
                   .ok());
+  loop->Run();
+  EXPECT_EQ(calls, 3);
+}
+
+TEST(EventLoop, CallsWhenASocketTakesBytesWhileThatIsWanted) {
+  const auto loop = MakeLoop();
+  int ends[2];
+  ASSERT_EQ(socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, ends), 0);
+  const UniqueFd near(ends[0]), far(ends[1]);
+  int calls = 0;
+  EXPECT_EQ(loop->WatchWrites(near.get(), true).code(), absl::StatusCode::kFailedPrecondition);
+  ASSERT_TRUE(loop->Watch(near.get(),
+                          [&] {
+                            if (++calls < 3) return;
+                            EXPECT_TRUE(loop->WatchWrites(near.get(), false).ok());
+                            loop->RunAfter(absl::Milliseconds(1), [&] { loop->Stop(); });
+                          })
+                  .ok());
+  loop->RunAfter(absl::Milliseconds(1), [&] {
+    EXPECT_EQ(calls, 0);  // nothing to read, and writes are not watched at first
+    EXPECT_TRUE(loop->WatchWrites(near.get(), true).ok());
+  });
   loop->Run();
   EXPECT_EQ(calls, 3);
 }

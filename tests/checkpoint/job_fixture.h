@@ -120,7 +120,7 @@ inline void RunJob(JobSpec spec, Seen& seen) {
     Toy toy(spec.floats);
     OUTLAST_ASSIGN_OR_RETURN(const auto checkpoints, Checkpointer::Open(run, spec.checkpoints));
     const absl::Status status = run.ForEachGeneration([&](Generation& generation) -> absl::Status {
-      OUTLAST_ASSIGN_OR_RETURN(auto group, ShmGroup::Make(generation, run, "grads", 4096));
+      OUTLAST_ASSIGN_OR_RETURN(auto group, Group::Make(generation, run, "grads", 4096));
       OUTLAST_ASSIGN_OR_RETURN(int64_t step, checkpoints->Restore(toy.State()));
       seen.restore_read += checkpoints->stats().restore_read_bytes;
       if (step == 0) toy = Toy(spec.floats);

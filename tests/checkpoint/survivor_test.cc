@@ -67,7 +67,7 @@ LocalWorldResult RunWithLoss(
 
 absl::Status TrainOn(Generation& generation, LocalWorld& world, Run& run, Checkpointer& checkpoints,
                      Toy& toy, Loss& loss) {
-  OUTLAST_ASSIGN_OR_RETURN(auto group, ShmGroup::Make(generation, run, "grads", 4096));
+  OUTLAST_ASSIGN_OR_RETURN(auto group, Group::Make(generation, run, "grads", 4096));
   OUTLAST_ASSIGN_OR_RETURN(int64_t step, checkpoints.Restore(toy.State()));
   if (!toy.IsStateOf(step)) ++loss.wrong;
   if (step >= 20) ++loss.lost_nothing;

@@ -172,7 +172,7 @@ inline void SaveThroughMemory(const std::string& root, int ranks, const MakeStat
         const auto state = make(run.rank(), ranks);
         OUTLAST_ASSIGN_OR_RETURN(const auto checkpoints, Checkpointer::Open(run, options));
         return run.ForEachGeneration([&](Generation& generation) -> absl::Status {
-          OUTLAST_ASSIGN_OR_RETURN(auto group, ShmGroup::Make(generation, run, "trial", 4096));
+          OUTLAST_ASSIGN_OR_RETURN(auto group, Group::Make(generation, run, "trial", 4096));
           OUTLAST_ASSIGN_OR_RETURN(const int64_t step, checkpoints->Restore(state->view()));
           if (step == 1) {
             EXPECT_EQ(checkpoints->stats().restored_from, "memory");

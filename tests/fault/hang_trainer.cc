@@ -216,7 +216,7 @@ absl::Status Train(const Options& options) {
     const auto loader = std::make_shared<BlockedRead>();
     generation.OnAbort([loader] { loader->Release(); });
     OUTLAST_ASSIGN_OR_RETURN(
-        auto group, outlast::ShmGroup::Make(generation, *run, "sum", sum.size() * sizeof(float)));
+        auto group, outlast::Group::Make(generation, *run, "sum", sum.size() * sizeof(float)));
     outlast::StateView view;
     const outlast::Shape shape({static_cast<int64_t>(state.size())});
     view.regions.push_back(

@@ -301,7 +301,7 @@ class Staller {
 };
 
 // Sums a number that depends on step and rank, and knows the right sum.
-absl::Status ReduceAndCheck(outlast::ShmGroup& group, int rank, int world, int64_t step) {
+absl::Status ReduceAndCheck(outlast::Group& group, int rank, int world, int64_t step) {
   std::vector<float> values(16, static_cast<float>(step % 1000 + rank));
   OUTLAST_RETURN_IF_ERROR(group.AllReduceSum(values));
   const float wanted = static_cast<float>((step % 1000) * world + world * (world - 1) / 2);
@@ -386,7 +386,7 @@ absl::Status Train(const Options& options) {
 
   return run->ForEachGeneration([&](outlast::Generation& generation) -> absl::Status {
     OUTLAST_ASSIGN_OR_RETURN(auto group,
-                             outlast::ShmGroup::Make(generation, *run, "gradients", 4096));
+                             outlast::Group::Make(generation, *run, "gradients", 4096));
     State state(options, generation.rank(), generation.world());
     OUTLAST_ASSIGN_OR_RETURN(int64_t step,
                              RestoreAndCheck(options, *checkpoints, generation, state));

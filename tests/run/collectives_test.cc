@@ -29,11 +29,11 @@ using testing::TimeFactor;
 
 // One generation over a world of `ranks`, each with a group.
 LocalWorldResult InGroups(int ranks, size_t max_bytes,
-                          const std::function<absl::Status(Generation&, ShmGroup&)>& body) {
+                          const std::function<absl::Status(Generation&, Group&)>& body) {
   LocalWorld world(ranks);
   return world.Run([&](outlast::Run& run) {
     return run.ForEachGeneration([&](Generation& generation) -> absl::Status {
-      OUTLAST_ASSIGN_OR_RETURN(ShmGroup group, ShmGroup::Make(generation, run, "data", max_bytes));
+      OUTLAST_ASSIGN_OR_RETURN(Group group, Group::Make(generation, run, "data", max_bytes));
       return body(generation, group);
     });
   });
@@ -41,7 +41,7 @@ LocalWorldResult InGroups(int ranks, size_t max_bytes,
 
 TEST(AllReduceSum, GivesEveryRankTheSum) {
   const LocalWorldResult result =
-      InGroups(4, 1 << 20, [](Generation& generation, ShmGroup& group) -> absl::Status {
+      InGroups(4, 1 << 20, [](Generation& generation, Group& group) -> absl::Status {
         const auto rank = static_cast<float>(generation.rank());
         for (const size_t count :
              {size_t{0}, size_t{1}, size_t{3}, size_t{16384}, size_t{16385}, size_t{262144}}) {
@@ -58,7 +58,7 @@ TEST(AllReduceSum, GivesEveryRankTheSum) {
 TEST(AllReduceSum, AddsInTheOrderOfRanks) {
   // In single precision (1e8 + 1) + -1e8 is 0, and (1e8 + -1e8) + 1 is 1.
   const LocalWorldResult result =
-      InGroups(3, 4096, [](Generation& generation, ShmGroup& group) -> absl::Status {
+      InGroups(3, 4096, [](Generation& generation, Group& group) -> absl::Status {
         constexpr std::array<float, 3> kParts = {1e8f, 1.0f, -1e8f};
         std::array<float, 1> data = {kParts[static_cast<size_t>(generation.rank())]};
         OUTLAST_RETURN_IF_ERROR(group.AllReduceSum(data));
@@ -74,7 +74,7 @@ TEST(AllReduceSum, GivesTheSameBitsInEveryRunAndOnEveryRank) {
   Mutex mutex;
   for (int round = 0; round < 3; ++round) {
     const LocalWorldResult result =
-        InGroups(3, kCount * 4, [&](Generation& generation, ShmGroup& group) -> absl::Status {
+        InGroups(3, kCount * 4, [&](Generation& generation, Group& group) -> absl::Status {
           std::mt19937 random(static_cast<unsigned>(generation.rank()));
           std::vector<float> data(kCount);
           for (float& value : data)
@@ -93,7 +93,7 @@ TEST(AllReduceSum, GivesTheSameBitsInEveryRunAndOnEveryRank) {
 TEST(Collectives, FollowEachOtherWithoutMixing) {
   const int rounds = TimeFactor() > 1 ? 50 : 400;
   const LocalWorldResult result =
-      InGroups(3, 4096, [&](Generation& generation, ShmGroup& group) -> absl::Status {
+      InGroups(3, 4096, [&](Generation& generation, Group& group) -> absl::Status {
         for (int round = 0; round < rounds; ++round) {
           const int root = round % 3;
           std::array<int, 2> word = {generation.rank() == root ? round : -1, 0};
@@ -110,7 +110,7 @@ TEST(Collectives, FollowEachOtherWithoutMixing) {
 }
 
 TEST(Collectives, AWorldOfOneWaitsForNobody) {
-  const LocalWorldResult result = InGroups(1, 64, [](Generation&, ShmGroup& group) -> absl::Status {
+  const LocalWorldResult result = InGroups(1, 64, [](Generation&, Group& group) -> absl::Status {
     std::array<float, 2> data = {1, 2};
     OUTLAST_RETURN_IF_ERROR(group.AllReduceSum(data));
     EXPECT_THAT(data, ElementsAre(1, 2));
@@ -121,7 +121,7 @@ TEST(Collectives, AWorldOfOneWaitsForNobody) {
 }
 
 TEST(Collectives, RefuseWhatDoesNotFit) {
-  InGroups(1, 64, [](Generation&, ShmGroup& group) -> absl::Status {
+  InGroups(1, 64, [](Generation&, Group& group) -> absl::Status {
     std::vector<float> data(17);
     const absl::Status status = group.AllReduceSum(data);
     EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument);
@@ -133,7 +133,7 @@ TEST(Collectives, RefuseWhatDoesNotFit) {
 
 TEST(Collectives, NameTheRankThatCalledSomethingElse) {
   const LocalWorldResult result =
-      InGroups(2, 64, [](Generation& generation, ShmGroup& group) -> absl::Status {
+      InGroups(2, 64, [](Generation& generation, Group& group) -> absl::Status {
         std::array<float, 2> data = {5, 5};
         const absl::Status status =
             generation.rank() == 0 ? group.AllReduceSum(data) : group.Barrier();
@@ -148,7 +148,7 @@ TEST(Collectives, NameTheRankThatCalledSomethingElse) {
 
 TEST(Barrier, TimesOutWhenARankIsAloneAndSaysThatTheGroupIsOfNoUse) {
   const LocalWorldResult result =
-      InGroups(2, 64, [](Generation& generation, ShmGroup& group) -> absl::Status {
+      InGroups(2, 64, [](Generation& generation, Group& group) -> absl::Status {
         OUTLAST_RETURN_IF_ERROR(group.Barrier({.timeout = absl::Seconds(20)}));
         if (generation.rank() == 1) {
           OUTLAST_RETURN_IF_ERROR(generation.Get("tried", absl::Seconds(20)).status());
@@ -175,7 +175,7 @@ TEST(AllReduceSum, AnAbortEndsItAtOnceLeavesTheDataAndTheNextGenerationWorks) {
   std::atomic<int> sums{0};
   const LocalWorldResult result = world.Run([&](outlast::Run& run) {
     return run.ForEachGeneration([&](Generation& generation) -> absl::Status {
-      OUTLAST_ASSIGN_OR_RETURN(ShmGroup group, ShmGroup::Make(generation, run, "data", 4096));
+      OUTLAST_ASSIGN_OR_RETURN(Group group, Group::Make(generation, run, "data", 4096));
       std::vector<float> data(1000, 1);
       if (generation.number() == 1 && generation.rank() == 3) {
         // The others are inside: their rows say so.
@@ -215,7 +215,7 @@ TEST(AllReduceSum, OutlastsKillsInside) {
   std::atomic<int> kills{0};
   const LocalWorldResult result = world.Run([&](outlast::Run& run) {
     return run.ForEachGeneration([&](Generation& generation) -> absl::Status {
-      OUTLAST_ASSIGN_OR_RETURN(ShmGroup group, ShmGroup::Make(generation, run, "data", 1 << 16));
+      OUTLAST_ASSIGN_OR_RETURN(Group group, Group::Make(generation, run, "data", 1 << 16));
       std::mt19937 random(static_cast<unsigned>(generation.number()));
       const auto at = static_cast<int>(2 + random() % 10);
       for (int step = 1; step < 30; ++step) {
@@ -238,7 +238,7 @@ TEST(Collectives, TheBlackBoxTellsWhoHasNotEntered) {
   LocalWorld world(2);
   const LocalWorldResult result = world.Run([&](outlast::Run& run) {
     return run.ForEachGeneration([&](Generation& generation) -> absl::Status {
-      OUTLAST_ASSIGN_OR_RETURN(ShmGroup group, ShmGroup::Make(generation, run, "data", 64));
+      OUTLAST_ASSIGN_OR_RETURN(Group group, Group::Make(generation, run, "data", 64));
       OUTLAST_RETURN_IF_ERROR(group.Barrier());
       if (generation.rank() == 0) {
         EXPECT_EQ(group.Barrier({.timeout = absl::Milliseconds(1)}).code(),

@@ -359,7 +359,7 @@ TEST(Generation, RanksShareZeroedMemoryByName) {
                 absl::StatusCode::kInvalidArgument);
       EXPECT_EQ(generation.SharedMemory("huge", size_t{1} << 60).status().code(),
                 absl::StatusCode::kResourceExhausted);
-      EXPECT_EQ(ShmGroup::Make(generation, run, "huge", ~size_t{0} / 2).status().code(),
+      EXPECT_EQ(Group::Make(generation, run, "huge", ~size_t{0} / 2).status().code(),
                 absl::StatusCode::kInvalidArgument);
       return absl::OkStatus();
     });

@@ -1,5 +1,5 @@
-// Collectives for ranks of one machine, over shared memory: what a CPU trainer needs, and an abort
-// ends every wait.
+// Collectives for CPU trainers: shared memory between the ranks of a node, TCP between nodes. An
+// abort ends every wait.
 #pragma once
 
 #include <cstddef>
@@ -29,18 +29,24 @@ struct CollectiveOptions {
 // others did not come within the timeout. kFailedPrecondition: an earlier operation failed on some
 // rank. After an error the group is of no use any more: make one in the next generation (or, before
 // an abort, one with another name).
-class ShmGroup {
+//
+// A rank of another node that is gone breaks its connection before the agents know. An operation
+// then waits for the abort that follows: kAborted. kUnavailable, naming the rank: none came.
+class Group {
  public:
-  // kInvalidArgument: a peer gave another max_bytes. Takes (ranks + 1) * max_bytes of memory on the
-  // machine; the next generation's group of this name reuses it.
-  static absl::StatusOr<ShmGroup> Make(Generation& generation, Run& run, std::string_view name,
-                                       size_t max_bytes);
-  ShmGroup(ShmGroup&&) noexcept;
-  ShmGroup& operator=(ShmGroup&&) = delete;
-  ~ShmGroup();
+  // kInvalidArgument: a peer gave another max_bytes. Takes (ranks of the node + 1) * max_bytes of
+  // memory on each node; the next generation's group of this name reuses it. Where the ranks are on
+  // several nodes (Generation::node_of) it connects them, which waits for all: kDeadlineExceeded
+  // after 40 s and 10 ms a rank. Ranks listen on WorkerEnvironment::address, and take in only who
+  // knows a secret of this generation; what they send is not encrypted.
+  static absl::StatusOr<Group> Make(Generation& generation, Run& run, std::string_view name,
+                                    size_t max_bytes);
+  Group(Group&&) noexcept;
+  Group& operator=(Group&&) = delete;
+  ~Group();
 
   // Replaces `data` by its sum over all ranks, ((rank 0 + rank 1) + rank 2) + ...: the same bits on
-  // every rank and in every run. On an error `data` is as it was.
+  // every rank, in every run, and wherever the ranks are. On an error `data` is as it was.
   absl::Status AllReduceSum(std::span<float> data, const CollectiveOptions& options = {});
   // Returns once all ranks have called it.
   absl::Status Barrier(const CollectiveOptions& options = {});
@@ -50,9 +56,12 @@ class ShmGroup {
                          const CollectiveOptions& options = {});
 
  private:
+  friend class GroupAccess;  // internal: src/run/group_access.h
   class Impl;
-  explicit ShmGroup(std::unique_ptr<Impl> impl);
+  explicit Group(std::unique_ptr<Impl> impl);
   std::unique_ptr<Impl> impl_;
 };
+
+using ShmGroup = Group;  // its name while it was for the ranks of one machine
 
 }  // namespace outlast

@@ -14,7 +14,8 @@ namespace outlast {
 //   Slurm step (SLURM_PROCID, SLURM_STEP_NUM_TASKS, ...). `outlast env` shows what is found, and
 //   why. OUTLAST_SOCKET_FD     the SOCK_SEQPACKET descriptor to the agent OUTLAST_BLACKBOX_FD   the
 //   memfd of this rank's black box OUTLAST_RUN_DIR       RUN_DIR, OUTLAST_RUN_ID its run id (32 hex
-//   digits), OUTLAST_INCARNATION (decimal, from 1)
+//   digits), OUTLAST_INCARNATION (decimal, from 1) OUTLAST_ADDRESS       the host, a name or a
+//   number, that ranks of other nodes reach this node by (default 127.0.0.1)
 struct WorkerEnvironment {
   int rank = 0;
   int world = 1;
@@ -24,6 +25,7 @@ struct WorkerEnvironment {
   uint64_t incarnation = 1;
   std::string run_id;  // hex, empty without an agent
   std::string run_dir;
+  std::string address = "127.0.0.1";
 
   // kInvalidArgument: a variable that is no number, a rank outside the world, ranks by hand that
   // contradict the launcher's, a socket without a black box; named.

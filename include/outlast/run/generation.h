@@ -29,8 +29,8 @@ class Generation {
   uint64_t number() const { return number_; }
   int rank() const { return rank_; }
   int world() const { return world_; }
-  // The node that holds `rank`, as a number from 0: ranks of one node share memory (SharedMemory,
-  // ShmGroup). -1: not known, for no agent formed this generation.
+  // The node that holds `rank`, as a number from 0: ranks of one node share memory
+  // (SharedMemory). -1: not known, for no agent formed this generation.
   int node_of(int rank) const { return nodes_.empty() ? -1 : nodes_[static_cast<size_t>(rank)]; }
 
   // OK while this generation stands. kAborted: a peer came or went, or a stop was agreed and its

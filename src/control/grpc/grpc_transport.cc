@@ -468,11 +468,39 @@ class GrpcStream final : public FrameStream {
 
 // --- Both ---
 
+// A call that cannot go anywhere, whose channel holds the queue that all callbacks of the process
+// come from. gRPC 1.51 ends that queue and joins its threads where the last channel goes away; that
+// is one of these threads when a call lets go of its channel in OnDone, and the process aborts.
+class QueueHolder final : public grpc::ClientBidiReactor<v1::AgentFrame, v1::CoordinatorFrame> {
+ public:
+  QueueHolder()
+      : channel_(grpc::CreateChannel("", nullptr)), stub_(v1::Control::NewStub(channel_)) {
+    Lock lock(mutex_);
+    stub_->async()->Attach(&context_, this);
+    StartCall();
+    ended_.wait(lock, [this] { return has_ended_; });
+  }
+  void OnDone(const grpc::Status&) override {
+    Lock lock(mutex_);
+    has_ended_ = true;
+    ended_.notify_all();
+  }
+
+ private:
+  std::shared_ptr<grpc::Channel> channel_;
+  std::unique_ptr<v1::Control::Stub> stub_;
+  grpc::ClientContext context_;
+  std::mutex mutex_;
+  std::condition_variable ended_;
+  bool has_ended_ = false;
+};
+
 class GrpcTransport final : public Transport {
  public:
   GrpcTransport() {
     // Its lines are about its insides; what matters is in each stream's `why`.
     if (std::getenv("GRPC_VERBOSITY") == nullptr) gpr_set_log_function([](gpr_log_func_args*) {});
+    queue_ = new QueueHolder;  // like the transport, for the life of the process
   }
 
   std::unique_ptr<FrameServer> Listen(const std::vector<std::string>& addresses, int port,
@@ -513,6 +541,9 @@ class GrpcTransport final : public Transport {
   }
 
   void Settle() override { Calls::Get().Settle(); }
+
+ private:
+  QueueHolder* queue_ = nullptr;
 };
 
 }  // namespace

@@ -1,0 +1,72 @@
+// Is this node fit to train? Looked at before it joins a job.
+//
+// Every check is a program, ours too (`outlast preflight --only NAME`), run with a deadline: what
+// hangs is killed, and the launcher goes on. The contract is that of node-problem-detector's custom
+// plugins: exit code 0: fit, 1: unfit, anything else: nobody knows; the last line of output says
+// why. Only a clear "unfit" excludes a node: who fails to look at a node says nothing about it
+// (fail open), which is warned of.
+#pragma once
+
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "absl/time/time.h"
+
+namespace outlast {
+
+inline constexpr int kProbeFit = 0, kProbeUnfit = 1, kProbeUnknown = 2;
+
+enum class Fitness : uint8_t { kFit, kUnfit, kUnknown };
+std::string_view NameOf(Fitness fitness);
+
+struct ProbeFinding {
+  std::string probe;  // a check's name, or a program's command line
+  Fitness fitness = Fitness::kUnknown;
+  std::string detail;  // one line: measured and wanted, or what went wrong
+  absl::Duration took;
+};
+
+// One of our own checks. Floors are low: they find what is broken, not what is slow.
+struct Check {
+  std::string_view name;
+  std::string_view what;  // for people
+  double floor = 0;
+  std::string_view unit;
+  double megabytes = 0;  // that it moves, where the floor is a rate; 0: it is not
+};
+const std::vector<Check>& Checks();
+// kInvalidArgument: no such check, naming those that are.
+absl::StatusOr<Check> FindCheck(std::string_view name);
+
+struct PreflightOptions {
+  std::string tool;                          // the path of `outlast`
+  std::string folder;                        // where the disk check writes
+  std::vector<Check> checks = Checks();      // in this order
+  std::vector<std::string> programs;         // commands for /bin/sh -c
+  absl::Duration limit = absl::Seconds(10);  // of each
+};
+
+// One after the other, so that none disturbs another. Blocks; at most `limit` each.
+std::vector<ProbeFinding> RunPreflight(const PreflightOptions& options);
+
+// What unfit findings say, in one line; empty: the node may join.
+std::string WhyUnfit(const std::vector<ProbeFinding>& findings);
+
+// `check` here and now, in this process: its exit code, and the line that it says. Blocks as long
+// as the disk does.
+struct CheckEnd {
+  int code = kProbeUnknown;
+  std::string line;
+};
+CheckEnd RunCheck(const Check& check, const std::string& folder);
+
+// Pure: what a program's end means.
+struct ProgramEnd;
+ProbeFinding JudgeProbe(std::string probe, const ProgramEnd& end, absl::Duration limit);
+// The same for our own check: of one that was killed at the limit the rate is known to lie below
+// what it would have needed.
+ProbeFinding JudgeCheck(const Check& check, const ProgramEnd& end, absl::Duration limit);
+
+}  // namespace outlast
