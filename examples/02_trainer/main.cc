@@ -69,7 +69,7 @@ absl::StatusOr<int> Train(const TrainerOptions& options) {
   const absl::Status status =
       run->ForEachGeneration([&](outlast::Generation& generation) -> absl::Status {
         OUTLAST_ASSIGN_OR_RETURN(auto group, outlast::Group::Make(generation, *run, "gradients",
-                                                                     trainer->gradient_bytes()));
+                                                                  trainer->gradient_bytes()));
         OUTLAST_ASSIGN_OR_RETURN(int64_t step, checkpoints->Restore(trainer->State()));
         if (step == 0) trainer->Initialize();
         if (step > 0) OUTLAST_RETURN_IF_ERROR(trainer->TakeExtras(checkpoints->restored_extras()));

@@ -210,7 +210,7 @@ void Commit::On(const TimePassed&) {
   }
 }
 
-void Commit::Abort(absl::Status why) {
+void Commit::Abort(const absl::Status& why) {
   phase_ = CommitPhase::kAborted;
   reason_ = Annotate(why, fmt::format("save of step {}", step_));
   Emit(TellOutcome{save_, reason_});

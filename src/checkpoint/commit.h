@@ -176,7 +176,7 @@ class Commit {
   void On(const SaveGenerationEnded& event);
   void On(const TimePassed& event);
 
-  void Abort(absl::Status why);
+  void Abort(const absl::Status& why);
   void Collected();
   bool Concerns(const std::string& node, const SaveKey& save);
   std::string MissingText(const std::string& only_node = "") const;

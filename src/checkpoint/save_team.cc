@@ -268,7 +268,8 @@ void SaveMember::End(const std::shared_ptr<Part>& part, const absl::Status& outc
   fence_->End(part->order.key);
   part->outcome = outcome;
   if (part->is_writing) return;
-  const std::shared_ptr<Part> ended = part;
+  // `part` may be part_ itself.
+  const std::shared_ptr<Part> ended = part;  // NOLINT(performance-unnecessary-copy-initialization)
   if (part_ == ended) part_.reset();
   options_.over(ended->order, outcome);
 }

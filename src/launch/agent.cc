@@ -83,6 +83,7 @@ class Agent final : public WorkerHost {
     std::string error_path;
   };
 
+  absl::Status BindWorkers();
   absl::Status WatchSignals();
   void OnSignal();
   void OnQuit();
@@ -113,6 +114,7 @@ class Agent final : public WorkerHost {
   std::unique_ptr<DeathWatch> deaths_;  // reads the keeper's black boxes
   UniqueFd signals_;
   MasterPorts ports_;
+  std::vector<Binding> bindings_;  // by slot
   std::map<int, Worker> workers_;  // by slot
   bool any_ran_ = false;
   int stack_captures_ = 0;
@@ -124,6 +126,7 @@ class Agent final : public WorkerHost {
 
 absl::Status Agent::SetUp() {
   RaiseDescriptorLimit();
+  OUTLAST_RETURN_IF_ERROR(BindWorkers());
   OUTLAST_RETURN_IF_ERROR(WatchSignals());  // before the first thread: all inherit the mask
   OUTLAST_ASSIGN_OR_RETURN(loop_, EventLoop::Make());
   OUTLAST_RETURN_IF_ERROR(loop_->Watch(signals_.get(), [this] { OnSignal(); }));
@@ -140,6 +143,18 @@ absl::Status Agent::SetUp() {
         keeper_->OnWorkerDying(slot, incarnation, signal);
       });
   return keeper_->Start();
+}
+
+absl::Status Agent::BindWorkers() {
+  bindings_.resize(static_cast<size_t>(options_.job.world));
+  if (options_.bind == BindTo::kNone) return absl::OkStatus();
+  OUTLAST_ASSIGN_OR_RETURN(const Topology topology, ReadTopology(AllowedCpus()));
+  OUTLAST_ASSIGN_OR_RETURN(bindings_, Bind(topology, options_.job.world, options_.bind));
+  for (size_t slot = 0; slot < bindings_.size(); ++slot) {
+    PrintToStderr("outlast: rank {}: CPUs {}, memory of NUMA node {} first\n", slot,
+                  CpuList(bindings_[slot].cpus), bindings_[slot].numa);
+  }
+  return absl::OkStatus();
 }
 
 int Agent::Run() {
@@ -276,7 +291,8 @@ absl::Status Agent::TrySpawn(SpawnRequest& request) {
        .environment = EnvironmentOf(place),
        .standard = {gets_stdin ? STDIN_FILENO : null.get(), logs.output.get(), logs.error.get()},
        .descriptors = {{"OUTLAST_SOCKET_FD", request.socket.get()},
-                       {"OUTLAST_BLACKBOX_FD", request.black_box_fd}}}));
+                       {"OUTLAST_BLACKBOX_FD", request.black_box_fd}},
+       .binding = bindings_[static_cast<size_t>(worker.slot)]}));
   const std::string prefix = fmt::format("[{}] ", worker.slot);
   console_->Follow(worker.incarnation, logs.output_path, prefix, Console::Stream::kOutput);
   console_->Follow(worker.incarnation, logs.error_path, prefix, Console::Stream::kError);

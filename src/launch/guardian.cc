@@ -52,6 +52,9 @@ absl::Status Guardian::Spawn(const WorkerSpec& spec) {
     order.Text(variable);
     fds.push_back(fd);
   }
+  order.Int(static_cast<uint32_t>(spec.binding.cpus.size()));
+  for (const int cpu : spec.binding.cpus) order.Int<int32_t>(cpu);
+  order.Int<int32_t>(spec.binding.numa);
   return channel_.Send(order.bytes(), fds);
 }
 

@@ -34,6 +34,7 @@
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
 #include "base/channel.h"
+#include "launch/binding.h"
 #include "outlast/base/fd.h"
 
 namespace outlast {
@@ -55,6 +56,7 @@ struct WorkerSpec {
   // Borrowed; each gets a number in the worker that is put into the environment variable of that
   // name.
   std::vector<std::pair<std::string, int>> descriptors;
+  Binding binding;
 };
 
 struct WorkerStarted {

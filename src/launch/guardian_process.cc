@@ -2,11 +2,14 @@
 
 #include <fcntl.h>
 #include <poll.h>
+#include <sched.h>
 #include <sys/prctl.h>
 #include <sys/signalfd.h>
+#include <sys/syscall.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <array>
 #include <cerrno>
 #include <csignal>
 #include <cstring>
@@ -34,6 +37,8 @@ constexpr int64_t kStuckAfterNanos = 5'000'000'000;
 constexpr int kLookAgainMillis = 5;
 constexpr absl::Duration kEndAllLimit = absl::Seconds(10);
 
+constexpr int kPreferred = 1;  // MPOL_PREFERRED of linux/mempolicy.h
+
 // An order to spawn, as it came.
 struct Birth {
   int slot = 0;
@@ -41,6 +46,7 @@ struct Birth {
   std::vector<std::string> environment;
   std::vector<std::string> variables;  // of the descriptors after the first three
   std::vector<UniqueFd> fds;
+  Binding binding;
 };
 
 // What a child that could not run the program tells through a pipe that a successful exec closes.
@@ -54,6 +60,30 @@ struct ExecFailure {
   std::strncpy(failure.step, step, sizeof failure.step - 1);
   (void)!write(pipe, &failure, sizeof failure);
   _exit(127);
+}
+
+// In the child. A cpuset may have shrunk since the topology was read: then it is said in the
+// worker's own errors, and the worker runs where it may.
+void BindSelf(const Binding& binding) {
+  if (!binding.cpus.empty()) {
+    const auto count = static_cast<size_t>(binding.cpus.back()) + 1;
+    cpu_set_t* const set = CPU_ALLOC(count);
+    CPU_ZERO_S(CPU_ALLOC_SIZE(count), set);
+    for (const int cpu : binding.cpus)
+      CPU_SET_S(static_cast<size_t>(cpu), CPU_ALLOC_SIZE(count), set);
+    if (sched_setaffinity(0, CPU_ALLOC_SIZE(count), set) != 0)
+      PrintToStderr("outlast: CPUs {}: {}: not bound\n", CpuList(binding.cpus),
+                    std::strerror(errno));
+    CPU_FREE(set);
+  }
+  if (binding.numa < 0) return;
+  constexpr size_t kBits = 8 * sizeof(unsigned long);
+  std::array<unsigned long, 16> nodes{};  // the kernel's largest configuration has 1024 of them
+  const auto node = static_cast<size_t>(binding.numa);
+  if (node >= kBits * nodes.size()) return;
+  nodes[node / kBits] = 1ul << node % kBits;
+  // Where the kernel or a container's filter lacks it, memory comes from where it is touched.
+  (void)syscall(SYS_set_mempolicy, kPreferred, nodes.data(), kBits * nodes.size() + 1);
 }
 
 // One worker, from its fork until nothing of its tree is left.
@@ -217,11 +247,14 @@ void GuardianProcess::BeginKill(Ward& ward) {
 
 void GuardianProcess::TakeBirth(PayloadReader& order, int slot, uint64_t incarnation,
                                 std::vector<UniqueFd> fds) {
-  Birth birth{slot, incarnation, {}, {}, std::move(fds)};
+  Birth birth{slot, incarnation, {}, {}, std::move(fds), {}};
   for (uint32_t left = order.Int<uint32_t>(); left > 0 && order.ok(); --left)
     birth.environment.emplace_back(order.Text());
   for (uint32_t left = order.Int<uint32_t>(); left > 0 && order.ok(); --left)
     birth.variables.emplace_back(order.Text());
+  for (uint32_t left = order.Int<uint32_t>(); left > 0 && order.ok(); --left)
+    birth.binding.cpus.push_back(order.Int<int32_t>());
+  birth.binding.numa = order.Int<int32_t>();
   KeepBlackBox(birth);
   births_.push_back(std::move(birth));
 }
@@ -281,6 +314,7 @@ void GuardianProcess::BecomeWorker(const Birth& birth, const std::string& tag, i
     if (dup2(birth.fds[static_cast<size_t>(fd)].get(), fd) < 0)
       FailChild(failure_pipe, "set up standard files");
   }
+  BindSelf(birth.binding);
   const std::vector<std::string> environment = EnvironmentFor(birth, tag, failure_pipe);
   std::vector<char*> variables, arguments;
   for (const std::string& variable : environment)

@@ -8,7 +8,8 @@ namespace outlast {
 enum class GuardianOrder : uint8_t {
   // i32 slot, u64 incarnation, u32 count and Text each of the environment, u32 count and Text each
   // of the descriptors'
-  // variables; descriptors: standard input, output, error, then those.
+  // variables, u32 count and i32 each of the CPUs, i32 NUMA node; descriptors: standard input,
+  // output, error, then those.
   kSpawn = 1,
   // i32 slot, u64 incarnation, i32 signal
   kForward = 2,

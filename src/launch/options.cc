@@ -34,6 +34,7 @@ struct RawOptions {
   std::string world, max_restarts, grace, stop_within, early_exit_grace, preempt_exit, no_retry,
       retry;
   std::string standard_input;
+  std::string bind;
   std::string nodes, rendezvous;  // torchrun's
   bool standalone = false, no_python = false, module = false;
 };
@@ -139,6 +140,10 @@ void Declare(CLI::App& app, LaunchOptions& options, RawOptions& raw) {
   app.add_option("--stdin", raw.standard_input,
                  "Which rank reads our standard input (none; rank 0 when -n 1)")
       ->type_name("none|0");
+  app.add_option("--bind", raw.bind,
+                 "CPUs and memory of each worker: numa (one NUMA node's), core (whole cores of its "
+                 "own), none (none)")
+      ->type_name("none|numa|core");
   DeclareTorchrun(app, raw);
 }
 
@@ -174,6 +179,17 @@ absl::Status ReadWorkers(const std::string& text, int& workers) {
   return ReadInteger("-n", text, 1, kMaxWorld, workers);
 }
 
+absl::Status ReadBinding(const std::string& text, BindTo& bind) {
+  if (text == "numa") {
+    bind = BindTo::kNuma;
+  } else if (text == "core") {
+    bind = BindTo::kCore;
+  } else if (!text.empty() && text != "none") {
+    return Refuse("--bind", text, "none, numa or core");
+  }
+  return absl::OkStatus();
+}
+
 absl::Status InterpretTorchrun(const RawOptions& raw, LaunchOptions& options) {
   if (!raw.nodes.empty() && raw.nodes != "1" && raw.nodes != "1:1")
     return Refuse("--nnodes", raw.nodes, "1 (several machines are not supported yet)");
@@ -188,6 +204,7 @@ absl::Status Interpret(const RawOptions& raw, LaunchOptions& options) {
   JobOptions& job = options.job;
   OUTLAST_RETURN_IF_ERROR(ReadWorkers(raw.world, job.world));
   OUTLAST_RETURN_IF_ERROR(InterpretTorchrun(raw, options));
+  OUTLAST_RETURN_IF_ERROR(ReadBinding(raw.bind, options.bind));
   OUTLAST_RETURN_IF_ERROR(
       ReadInteger("--max-restarts", raw.max_restarts, 0, INT_MAX, job.max_restarts));
   OUTLAST_RETURN_IF_ERROR(ReadSeconds("--grace", raw.grace, job.grace));

@@ -9,6 +9,7 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "launch/binding.h"
 #include "outlast/elastic/job.h"
 #include "run/place.h"
 
@@ -35,6 +36,7 @@ struct LaunchOptions {
   bool stdin_to_rank_0 = false;
   std::vector<std::string> command;  // as given
   Interpreter interpreter = Interpreter::kByName;
+  BindTo bind = BindTo::kNone;
   // Of remote roots; not from the command line. Null: folders alone.
   std::shared_ptr<const Plugins> plugins;
 };

@@ -97,8 +97,8 @@ int Main(const std::vector<std::string>& arguments) {
     const auto variables = [](const char* name) { return std::getenv(name); };
     return Shown(RunEnvTool(rest, variables, std::cout, std::cerr));
   }
-  if (command == "coordinator") return Shown(RunCoordinatorTool(rest, std::cout, std::cerr));
   if (command == "preflight") return Shown(RunPreflightTool(rest, std::cout, std::cerr));
+  if (command == "coordinator") return Shown(RunCoordinatorTool(rest, std::cout, std::cerr));
   if (command == "report") return Shown(RunReportTool(rest, std::cout, std::cerr));
   if (command == "ckpt") {
     const auto plugins = MakePlugins();

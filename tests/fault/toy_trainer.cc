@@ -385,8 +385,7 @@ absl::Status Train(const Options& options) {
   Staller staller(options);
 
   return run->ForEachGeneration([&](outlast::Generation& generation) -> absl::Status {
-    OUTLAST_ASSIGN_OR_RETURN(auto group,
-                             outlast::Group::Make(generation, *run, "gradients", 4096));
+    OUTLAST_ASSIGN_OR_RETURN(auto group, outlast::Group::Make(generation, *run, "gradients", 4096));
     State state(options, generation.rank(), generation.world());
     OUTLAST_ASSIGN_OR_RETURN(int64_t step,
                              RestoreAndCheck(options, *checkpoints, generation, state));
