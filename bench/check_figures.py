@@ -10,6 +10,7 @@ FIGURES = {
     "checkpoint.step_slowdown", "remote.upload", "remote.fetch", "meter.mark", "flight.record",
     "launch.start_2", "allreduce.2_nodes_1mb", "allreduce.4_nodes_1mb", "allreduce.2_nodes_64mb", "allreduce.4_nodes_64mb",
 }
+OF_GRPC = {"join.128", "join.1024"}  # where it is built
 MAY_BE_ZERO = {"restart.steps_lost"}
 DIFFERENCES = {"checkpoint.rss_growth", "checkpoint.step_slowdown"}  # zero and less too
 
@@ -30,7 +31,7 @@ def problems(lines):
             found = figure[reference]
             if found is not None and not (found["name"] and found["value"] > 0):
                 yield f"{name}: {reference} {found}"
-    if sorted(seen) != sorted(FIGURES):
+    if sorted(seen) not in (sorted(FIGURES), sorted(FIGURES | OF_GRPC)):
         yield f"figures: found {sorted(seen)}, wanted {sorted(FIGURES)}"
 
 

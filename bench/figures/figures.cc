@@ -139,15 +139,15 @@ std::optional<double> TimeCommand(const std::vector<std::string>& command,
 int main(int argc, char** argv) {
   using namespace outlast::bench;
   const std::map<std::string, std::vector<void (*)(const Settings&, Report&)>> areas = {
-      {"launch", {MeasureLaunch}},
+      {"launch", {MeasureLaunch, MeasureJoin}},
       {"run", {MeasureRestart, MeasureCollectives}},
       {"elastic", {MeasureRestart}},
       {"checkpoint", {MeasureCheckpoint}},
       {"meter", {MeasureMeter}},
       {"blackbox", {MeasureBlackBox}},
       {"",
-       {MeasureMeter, MeasureBlackBox, MeasureLaunch, MeasureRestart, MeasureCollectives,
-        MeasureCheckpoint}}};
+       {MeasureMeter, MeasureBlackBox, MeasureLaunch, MeasureJoin, MeasureRestart,
+        MeasureCollectives, MeasureCheckpoint}}};
   std::vector<std::string> only;
   std::string area, peers, json_path, folder = std::filesystem::temp_directory_path();
   Settings settings;
@@ -173,6 +173,8 @@ int main(int argc, char** argv) {
       std::filesystem::canonical("/proc/self/exe").parent_path().parent_path();
   settings.tool = build / "outlast";
   settings.trainer = build / "bench" / "outlast_restart_trainer";
+  if (const auto file = build / "outlast_agent_streams"; std::filesystem::exists(file))
+    settings.agent_streams = file;
   settings.folder = std::filesystem::absolute(folder) / "outlast-bench-XXXXXX";
   if (mkdtemp(settings.folder.data()) == nullptr) {
     fmt::print(stderr, "bench: --dir '{}': a writable folder wanted\n", folder);

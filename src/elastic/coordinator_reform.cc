@@ -241,6 +241,12 @@ void Coordinator::Hear(Agent& agent, const control::Prepared& prepared) {
 
 void Coordinator::TryForm() {
   if (phase_ != CoordinatorPhase::kForming) return;
+  int slots = 0;
+  for (const auto& [node, agent] : agents_) slots += agent.capacity;
+  if (slots < options_.membership.min_world) {  // no need to ask for a map at each hello
+    last_call_due_ = absl::InfiniteDuration();
+    return;
+  }
   const auto map = Assign(Request(), options_.membership);
   if (!map.ok()) {
     last_call_due_ = absl::InfiniteDuration();
@@ -308,9 +314,12 @@ void Coordinator::TryRun() {
   if (!forms && phase_ != CoordinatorPhase::kSuspect) return;
   bool restored = true;
   for (const auto& [node, agent] : agents_) {
-    if (!HasWork(agent)) continue;
-    if (agent.stream == 0 || agent.committed != state_.generation()) return;
-    restored = restored && agent.restored >= state_.commit.candidate;
+    const bool is_here = agent.stream != 0 && agent.committed == state_.generation();
+    const bool has_restored = agent.restored >= state_.commit.candidate;
+    // Of a thousand agents nearly all need no look at the map.
+    if ((is_here && has_restored) || !HasWork(agent)) continue;
+    if (!is_here) return;
+    restored = restored && has_restored;
   }
   if (forms && !restored && !state_.commit.resume.empty()) {
     if (stage_ != Stage::kRestoring) restore_due_ = now_ + options_.restore;

@@ -126,6 +126,19 @@ TEST_F(Join, ThreeHundredAgentsInABurst) {
   EXPECT_TRUE(AllOpen(kAgents, 1, absl::Seconds(20)));
 }
 
+// Each time the last stream of the process ends on a thread of the transport.
+TEST_F(Join, StreamsThatComeAndGoAloneDoNoHarm) {
+  ASSERT_TRUE(StartHost(HostOptions(1)).ok());
+  address_ = host_->address();
+  loop_.Do([this] { host_.reset(); });
+  for (int round = 0; round < 50; ++round) {
+    StartNode(0);
+    ASSERT_TRUE(loop_.WaitFor([&] { return !downs_[0].empty(); }));
+    loop_.Do([this] { nodes_.clear(); });
+    loop_.Note([this] { downs_.clear(); });
+  }
+}
+
 TEST_F(Join, AnUnresolvableNameIsNamed) {
   address_ = "no-such-host.invalid:4000";
   StartNode(0);

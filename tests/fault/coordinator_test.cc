@@ -129,6 +129,19 @@ TEST_F(CoordinatorProcess, AStoppedAgentIsLostAndTheOthersGoOn) {
   EXPECT_NE(agents_[0]->LineWith("open 2", Within(20)), "");
 }
 
+TEST_F(CoordinatorProcess, AJobOfOneNodeLoadsNoGrpc) {
+  PipedProcess tool({BuildFolder() / "outlast", "run", "-n", "1", "--run-dir", folder_ + "/runs",
+                     "--", "/bin/sh", "-c", "cat /proc/$PPID/maps; echo; echo up; sleep 60"});
+  ASSERT_NE(tool.LineWith("up", Within(10)), "") << tool.seen();
+  std::ifstream file("/proc/" + std::to_string(tool.pid()) + "/maps");
+  const std::string maps(std::istreambuf_iterator<char>(file), {});
+  EXPECT_THAT(maps, HasSubstr("libc.so"));
+  EXPECT_THAT(maps, Not(HasSubstr("grpc")));
+  EXPECT_THAT(tool.seen(), Not(HasSubstr("grpc"))) << "the guardian's";
+  tool.Signal(SIGTERM);
+  EXPECT_NE(tool.Wait(Within(20)), -1);
+}
+
 TEST_F(CoordinatorProcess, RefusesNonsenseInOneLine) {
   const auto coordinator = Coordinate("3:x");
   EXPECT_EQ(coordinator->Wait(Within(10)), 85);

@@ -1,7 +1,9 @@
 // Streams over gRPC's callback API: a handful of threads, however many streams. No lock of ours is
 // held while an ear is called, except each stream's own ear lock, which is what lets a stream be
 // deaf from a moment on.
+#include <absl/synchronization/mutex.h>
 #include <grpc/support/log.h>
+#include <grpcpp/generic/generic_stub.h>
 #include <grpcpp/grpcpp.h>
 
 #include <chrono>
@@ -23,6 +25,7 @@ namespace {
 using std::chrono::milliseconds;
 using Lock = std::unique_lock<std::mutex>;
 
+constexpr char kMethod[] = "/outlast.control.v1.Control/Attach";
 constexpr size_t kMostQueuedBytes = 4 * kMaxFrameBytes;
 constexpr milliseconds kFarewell(1000);
 
@@ -61,40 +64,81 @@ std::string Readable(const grpc::Status& status) {
 }
 
 // Frames that wait for the one that is being written.
-template <typename Proto>
 class Outbox {
  public:
   // False: too much waits already.
-  bool Push(Proto proto, size_t bytes) {
-    if (bytes_ + bytes > kMostQueuedBytes) return false;
-    bytes_ += bytes;
-    queue_.push_back({std::move(proto), bytes});
+  bool Push(grpc::ByteBuffer frame) {
+    if (bytes_ + frame.Length() > kMostQueuedBytes) return false;
+    bytes_ += frame.Length();
+    queue_.push_back(std::move(frame));
     return true;
   }
   bool empty() const { return queue_.empty(); }
-  const Proto& front() const { return queue_.front().first; }
+  const grpc::ByteBuffer* front() const { return &queue_.front(); }
   void Pop() {
-    bytes_ -= queue_.front().second;
+    bytes_ -= queue_.front().Length();
     queue_.pop_front();
   }
   void DropAllButFront() {
     while (queue_.size() > 1) {
-      bytes_ -= queue_.back().second;
+      bytes_ -= queue_.back().Length();
       queue_.pop_back();
     }
   }
 
  private:
-  std::deque<std::pair<Proto, size_t>> queue_;
+  std::deque<grpc::ByteBuffer> queue_;
   size_t bytes_ = 0;
 };
+
+template <typename Proto, typename Frame>
+grpc::ByteBuffer Serialize(const Frame& frame) {
+  Proto proto;
+  ToProto(frame, proto);
+  grpc::ByteBuffer bytes;
+  bool own = false;
+  (void)grpc::SerializationTraits<Proto>::Serialize(proto, &bytes, &own);
+  return bytes;
+}
+
+// Empties `bytes`. Nothing: `why` says so.
+template <typename Proto>
+auto Parse(grpc::ByteBuffer& bytes, std::string& why) -> decltype(FromProto(Proto())) {
+  const size_t size = bytes.Length();
+  if (size > kMaxFrameBytes) {
+    bytes.Clear();
+    why = TooLong(size);
+    return std::nullopt;
+  }
+  Proto proto;
+  const bool is_whole = grpc::SerializationTraits<Proto>::Deserialize(&bytes, &proto).ok();
+  auto frame = is_whole ? FromProto(proto) : std::nullopt;
+  if (!frame) why = "a frame that protocol version 1 does not know";
+  return frame;
+}
 
 // --- The coordinator's side ---
 
 class GrpcServer;
 
+// Whether `frame` is `other`, as far as comparing them is worth it: those that hold a map.
+bool IsSame(const CoordinatorFrame& frame, const CoordinatorFrame& other) {
+  const auto* message = std::get_if<CoordinatorMessage>(&frame);
+  const auto* before = std::get_if<CoordinatorMessage>(&other);
+  if (message == nullptr || before == nullptr || message->index() != before->index()) return false;
+  if (const auto* commit = std::get_if<Commit>(message))
+    return *commit == std::get<Commit>(*before);
+  if (const auto* a = std::get_if<Prepare>(message)) {
+    const auto& b = std::get<Prepare>(*before);
+    return a->generation == b.generation && a->round == b.round && a->map == b.map &&
+           a->plain == b.plain && a->finished == b.finished && a->spawn_delay == b.spawn_delay &&
+           a->end_plain == b.end_plain && a->reason == b.reason;
+  }
+  return false;
+}
+
 // Deletes itself when gRPC is done with it.
-class ServerStream final : public grpc::ServerBidiReactor<v1::AgentFrame, v1::CoordinatorFrame> {
+class ServerStream final : public grpc::ServerBidiReactor<grpc::ByteBuffer, grpc::ByteBuffer> {
  public:
   ServerStream(GrpcServer& server, uint64_t id, grpc::CallbackServerContext* context)
       : server_(server), id_(id), context_(context) {}
@@ -104,14 +148,13 @@ class ServerStream final : public grpc::ServerBidiReactor<v1::AgentFrame, v1::Co
     Lock lock(mutex_);
     if (!finished_) StartRead(&in_);
   }
-  void Send(v1::CoordinatorFrame proto) {
-    const size_t bytes = proto.ByteSizeLong();
+  void Send(grpc::ByteBuffer frame) {
     Lock lock(mutex_);
     if (closing_ || finished_) return;
-    if (bytes > kMaxFrameBytes) return Cut(TooLong(bytes));
+    if (frame.Length() > kMaxFrameBytes) return Cut(TooLong(frame.Length()));
     const bool idle = out_.empty();
-    if (!out_.Push(std::move(proto), bytes)) return Cut("it does not read what it is sent");
-    if (idle) StartWrite(&out_.front());
+    if (!out_.Push(std::move(frame))) return Cut("it does not read what it is sent");
+    if (idle) StartWrite(out_.front());
   }
   void Close(const std::string& reason) {
     Lock lock(mutex_);
@@ -133,7 +176,7 @@ class ServerStream final : public grpc::ServerBidiReactor<v1::AgentFrame, v1::Co
     out_.Pop();
     if (finished_) return;
     if (!out_.empty()) {
-      StartWrite(&out_.front());
+      StartWrite(out_.front());
     } else if (closing_ || !ok) {
       FinishOnce();
     }
@@ -160,9 +203,9 @@ class ServerStream final : public grpc::ServerBidiReactor<v1::AgentFrame, v1::Co
   GrpcServer& server_;
   const uint64_t id_;
   grpc::CallbackServerContext* const context_;
-  v1::AgentFrame in_;
+  grpc::ByteBuffer in_;
   std::mutex mutex_;
-  Outbox<v1::CoordinatorFrame> out_;
+  Outbox out_;
   bool closing_ = false;
   bool finished_ = false;
   std::string why_;
@@ -217,11 +260,15 @@ class GrpcServer final : public FrameServer {
 
   int port() const override { return port_; }
   void Send(uint64_t stream, const CoordinatorFrame& frame) override {
-    v1::CoordinatorFrame proto;
-    ToProto(frame, proto);
     Lock lock(mutex_);
-    if (const auto at = streams_.find(stream); at != streams_.end())
-      at->second->Send(std::move(proto));
+    const auto at = streams_.find(stream);
+    if (at == streams_.end()) return;
+    // A map of a thousand nodes is told to each of them.
+    if (!IsSame(frame, newest_)) {
+      newest_ = frame;
+      newest_bytes_ = Serialize<v1::CoordinatorFrame>(frame);
+    }
+    at->second->Send(newest_bytes_);
   }
   void Close(uint64_t stream, const std::string& reason) override {
     Lock lock(mutex_);
@@ -229,7 +276,7 @@ class GrpcServer final : public FrameServer {
   }
 
   const Ears& ears() const { return ears_; }
-  grpc::ServerBidiReactor<v1::AgentFrame, v1::CoordinatorFrame>* Accept(
+  grpc::ServerBidiReactor<grpc::ByteBuffer, grpc::ByteBuffer>* Accept(
       grpc::CallbackServerContext* context) {
     ServerStream* stream = nullptr;
     {
@@ -250,10 +297,10 @@ class GrpcServer final : public FrameServer {
   }
 
  private:
-  class Service final : public v1::Control::CallbackService {
+  class Service final : public v1::Control::WithRawCallbackMethod_Attach<v1::Control::Service> {
    public:
     explicit Service(GrpcServer& server) : server_(server) {}
-    grpc::ServerBidiReactor<v1::AgentFrame, v1::CoordinatorFrame>* Attach(
+    grpc::ServerBidiReactor<grpc::ByteBuffer, grpc::ByteBuffer>* Attach(
         grpc::CallbackServerContext* context) override {
       return server_.Accept(context);
     }
@@ -281,6 +328,8 @@ class GrpcServer final : public FrameServer {
   bool ending_ = false;
   uint64_t next_ = 1;
   std::unordered_map<uint64_t, ServerStream*> streams_;
+  CoordinatorFrame newest_;  // that was serialized
+  grpc::ByteBuffer newest_bytes_;
 };
 
 void ServerStream::OnReadDone(bool ok) {
@@ -291,12 +340,12 @@ void ServerStream::OnReadDone(bool ok) {
     closing_ = true;
     return;
   }
-  const size_t bytes = in_.ByteSizeLong();
-  std::optional<AgentFrame> frame = bytes <= kMaxFrameBytes ? FromProto(in_) : std::nullopt;
+  const size_t bytes = in_.Length();
+  std::string why;
+  std::optional<AgentFrame> frame = Parse<v1::AgentFrame>(in_, why);
   if (!frame) {
     Lock lock(mutex_);
-    return Cut(bytes > kMaxFrameBytes ? TooLong(bytes)
-                                      : "a frame that protocol version 1 does not know");
+    return Cut(why);
   }
   server_.ears().on_frame(id_, *std::move(frame), bytes);
   Lock lock(mutex_);
@@ -346,31 +395,31 @@ class Calls {
 };
 
 // Lives until gRPC is done with it.
-class ClientCall final : public grpc::ClientBidiReactor<v1::AgentFrame, v1::CoordinatorFrame> {
+class ClientCall final : public grpc::ClientBidiReactor<grpc::ByteBuffer, grpc::ByteBuffer> {
  public:
   ClientCall(const std::shared_ptr<grpc::Channel>& channel, FrameStream::Ears ears)
-      : stub_(v1::Control::NewStub(channel)), ears_(std::move(ears)) {}
+      : stub_(channel), ears_(std::move(ears)) {}
 
   void Begin(std::shared_ptr<ClientCall> self) {
     Lock lock(mutex_);
     self_ = std::move(self);
-    stub_->async()->Attach(&context_, this);
+    stub_.PrepareBidiStreamingCall(&context_, kMethod, {}, this);
     AddHold();  // Send starts writes from anywhere, until the reads end
     StartRead(&in_);
     StartCall();
   }
-  void Send(v1::AgentFrame proto) {
-    const size_t bytes = proto.ByteSizeLong();
+  void Send(grpc::ByteBuffer frame) {
+    const size_t bytes = frame.Length();
     Lock lock(mutex_);
     if (ended_ || half_closed_) return;
     const bool idle = out_.empty();
-    if (bytes > kMaxFrameBytes || !out_.Push(std::move(proto), bytes)) {
+    if (bytes > kMaxFrameBytes || !out_.Push(std::move(frame))) {
       if (why_.empty())
         why_ = bytes > kMaxFrameBytes ? TooLong(bytes) : "it does not read what it is sent";
       context_.TryCancel();
       return;
     }
-    if (idle) StartWrite(&out_.front());
+    if (idle) StartWrite(out_.front());
   }
   void HalfClose() {
     Lock lock(mutex_);
@@ -394,16 +443,16 @@ class ClientCall final : public grpc::ClientBidiReactor<v1::AgentFrame, v1::Coor
       RemoveHold();
       return;
     }
-    const size_t bytes = in_.ByteSizeLong();
-    std::optional<CoordinatorFrame> frame = bytes <= kMaxFrameBytes ? FromProto(in_) : std::nullopt;
+    const size_t bytes = in_.Length();
+    std::string why;
+    std::optional<CoordinatorFrame> frame = Parse<v1::CoordinatorFrame>(in_, why);
     if (frame) {
       Lock ear(ear_mutex_);
       if (ears_.on_frame) ears_.on_frame(*std::move(frame), bytes);
     }
     Lock lock(mutex_);
-    if (!frame) {
-      why_ =
-          bytes > kMaxFrameBytes ? TooLong(bytes) : "a frame that protocol version 1 does not know";
+    if (!why.empty()) {
+      why_ = why;
       context_.TryCancel();
     }
     StartRead(&in_);
@@ -414,7 +463,7 @@ class ClientCall final : public grpc::ClientBidiReactor<v1::AgentFrame, v1::Coor
     out_.Pop();
     if (!ok || ended_) return;
     if (!out_.empty()) {
-      StartWrite(&out_.front());
+      StartWrite(out_.front());
     } else if (half_closed_) {
       StartWritesDone();
     }
@@ -435,14 +484,14 @@ class ClientCall final : public grpc::ClientBidiReactor<v1::AgentFrame, v1::Coor
   }
 
  private:
-  std::unique_ptr<v1::Control::Stub> stub_;
+  grpc::GenericStub stub_;
   grpc::ClientContext context_;
-  v1::CoordinatorFrame in_;
+  grpc::ByteBuffer in_;
   std::mutex ear_mutex_;  // before mutex_
   FrameStream::Ears ears_;
   std::mutex mutex_;
   std::shared_ptr<ClientCall> self_;
-  Outbox<v1::AgentFrame> out_;
+  Outbox out_;
   bool half_closed_ = false;
   bool ended_ = false;
   std::string why_;
@@ -455,11 +504,7 @@ class GrpcStream final : public FrameStream {
     call_->Begin(call_);
   }
   ~GrpcStream() override { call_->Abandon(); }
-  void Send(const AgentFrame& frame) override {
-    v1::AgentFrame proto;
-    ToProto(frame, proto);
-    call_->Send(std::move(proto));
-  }
+  void Send(const AgentFrame& frame) override { call_->Send(Serialize<v1::AgentFrame>(frame)); }
   void Finish() override { call_->HalfClose(); }
 
  private:
@@ -468,11 +513,41 @@ class GrpcStream final : public FrameStream {
 
 // --- Both ---
 
+// A call that cannot go anywhere, whose channel holds the queue that all callbacks of the process
+// come from. gRPC 1.51 ends that queue and joins its threads where the last channel goes away; that
+// is one of these threads when a call lets go of its channel in OnDone, and the process aborts.
+class QueueHolder final : public grpc::ClientBidiReactor<grpc::ByteBuffer, grpc::ByteBuffer> {
+ public:
+  QueueHolder() : channel_(grpc::CreateChannel("", nullptr)), stub_(channel_) {
+    Lock lock(mutex_);
+    stub_.PrepareBidiStreamingCall(&context_, kMethod, {}, this);
+    StartCall();
+    ended_.wait(lock, [this] { return has_ended_; });
+  }
+  void OnDone(const grpc::Status&) override {
+    Lock lock(mutex_);
+    has_ended_ = true;
+    ended_.notify_all();
+  }
+
+ private:
+  std::shared_ptr<grpc::Channel> channel_;
+  grpc::GenericStub stub_;
+  grpc::ClientContext context_;
+  std::mutex mutex_;
+  std::condition_variable ended_;
+  bool has_ended_ = false;
+};
+
 class GrpcTransport final : public Transport {
  public:
   GrpcTransport() {
     // Its lines are about its insides; what matters is in each stream's `why`.
     if (std::getenv("GRPC_VERBOSITY") == nullptr) gpr_set_log_function([](gpr_log_func_args*) {});
+    // Debian's Abseil looks for cycles at each lock; with a thousand streams that is what costs
+    // most.
+    absl::SetMutexDeadlockDetectionMode(absl::OnDeadlockCycle::kIgnore);
+    queue_ = new QueueHolder;  // like the transport, for the life of the process
   }
 
   std::unique_ptr<FrameServer> Listen(const std::vector<std::string>& addresses, int port,
@@ -513,6 +588,9 @@ class GrpcTransport final : public Transport {
   }
 
   void Settle() override { Calls::Get().Settle(); }
+
+ private:
+  QueueHolder* queue_ = nullptr;
 };
 
 }  // namespace

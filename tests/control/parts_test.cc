@@ -1,0 +1,141 @@
+// Endpoints, tokens and the journal's file: without a stream.
+#include <arpa/inet.h>
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <filesystem>
+#include <fstream>
+
+#include "control/endpoint.h"
+#include "control/journal_file.h"
+#include "control/token.h"
+#include "outlast/base/status.h"
+
+namespace outlast {
+namespace {
+
+using ::testing::Contains;
+using ::testing::HasSubstr;
+
+// --- Endpoints ---
+
+TEST(Endpoint, ReadsNamesNumbersAndBrackets) {
+  EXPECT_EQ(ParseEndpoint("node7:29400")->host, "node7");
+  EXPECT_EQ(ParseEndpoint("127.0.0.1:0")->port, 0);
+  EXPECT_EQ(ParseEndpoint("[::1]:80")->host, "::1");
+  EXPECT_EQ(JoinHostPort("::1", 80), "[::1]:80");
+}
+
+TEST(Endpoint, RefusesWhatIsNone) {
+  for (const char* text : {"", "node7", ":80", "node7:", "node7:65536", "node7:8x", "::1:80"})
+    EXPECT_EQ(ParseEndpoint(text).status().code(), absl::StatusCode::kInvalidArgument) << text;
+}
+
+TEST(Endpoint, IsMineByAddressAndNeverByName) {
+  const std::vector<std::string> own = {"127.0.0.1", "10.0.0.7"};
+  EXPECT_TRUE(IsMine(std::vector<std::string>{"10.0.0.8", "10.0.0.7"}, own));
+  EXPECT_FALSE(IsMine(std::vector<std::string>{"127.0.0.2"}, own));
+  EXPECT_THAT(LocalAddresses(), Contains("127.0.0.1"));
+}
+
+TEST(Endpoint, KnowsLoopback) {
+  EXPECT_TRUE(IsLoopback("127.9.8.7"));
+  EXPECT_TRUE(IsLoopback("::1"));
+  EXPECT_FALSE(IsLoopback("0.0.0.0"));
+  EXPECT_FALSE(IsLoopback("10.0.0.1"));
+}
+
+// --- Tokens ---
+
+TEST(JobToken, IsReadFromHexOrBytesAndNeverShown) {
+  EXPECT_TRUE(JobToken::Parse(std::string(64, 'a') + "\n", "file").ok());
+  EXPECT_TRUE(JobToken::Parse(std::string(32, '\x7f'), "file").ok());
+  const auto bad = JobToken::Parse("secret", "file t");
+  EXPECT_EQ(std::string(MessageOf(bad.status())),
+            "file t: 6 bytes, a token of 64 hex digits or of 32 bytes is wanted");
+}
+
+TEST(JobToken, AProofServesOneRoleOneJobAndOnePairOfNonces) {
+  const JobToken token = *JobToken::Parse(std::string(64, 'a'), "");
+  const JobToken other = *JobToken::Parse(std::string(64, 'b'), "");
+  const std::string proof = token.Prove("agent", "job", "theirs", "mine");
+
+  EXPECT_TRUE(token.Checks(proof, "agent", "job", "theirs", "mine"));
+  EXPECT_FALSE(token.Checks(proof, "coordinator", "job", "theirs", "mine"));
+  EXPECT_FALSE(token.Checks(proof, "agent", "other", "theirs", "mine"));
+  EXPECT_FALSE(token.Checks(proof, "agent", "job", "mine", "theirs"));
+  EXPECT_FALSE(token.Checks("", "agent", "job", "theirs", "mine"));
+  EXPECT_FALSE(other.Checks(proof, "agent", "job", "theirs", "mine"));
+  EXPECT_FALSE(JobToken().Checks("", "agent", "job", "theirs", "mine"));
+}
+
+// --- The journal's file ---
+
+class JournalFileTest : public ::testing::Test {
+ protected:
+  JournalFileTest() : folder_(::testing::TempDir() + "/journal_XXXXXX") {
+    EXPECT_NE(mkdtemp(folder_.data()), nullptr);
+  }
+  ~JournalFileTest() override { std::filesystem::remove_all(folder_); }
+  std::string Record(const CoordinatorState& state, uint64_t incarnation) {
+    return EncodeJournalRecord(state, StartedRecord{Id128::FromName("run"), incarnation});
+  }
+  std::string folder_;
+};
+
+TEST_F(JournalFileTest, HoldsWhatWasAppended) {
+  {
+    auto journal = JournalFile::Open(folder_, "job");
+    ASSERT_TRUE(journal.ok());
+    ASSERT_TRUE(journal->Append(Record(journal->state(), 1)).ok());
+  }
+  const auto again = JournalFile::Open(folder_, "job");
+  ASSERT_TRUE(again.ok());
+  EXPECT_EQ(again->state().incarnation, 1u);
+  EXPECT_EQ(again->torn(), "");
+}
+
+TEST_F(JournalFileTest, ATailThatIsCutAtAnyByteIsCutOff) {
+  size_t whole = 0;
+  std::string second;
+  {
+    auto journal = JournalFile::Open(folder_, "job");
+    CoordinatorState state;
+    ASSERT_TRUE(journal->Append(Record(state, 1)).ok());
+    state.Apply(StartedRecord{Id128::FromName("run"), 1});
+    whole = std::filesystem::file_size(folder_ + "/coordinator.journal");
+    second = Record(state, 2);
+  }
+  for (size_t keep = 1; keep < second.size(); ++keep) {
+    std::ofstream(folder_ + "/coordinator.journal", std::ios::app) << second.substr(0, keep);
+    const auto again = JournalFile::Open(folder_, "job");
+    ASSERT_TRUE(again.ok()) << again.status();
+    EXPECT_EQ(again->state().incarnation, 1u);
+    EXPECT_NE(again->torn(), "");
+    EXPECT_EQ(std::filesystem::file_size(folder_ + "/coordinator.journal"), whole);
+  }
+}
+
+TEST_F(JournalFileTest, IsHeldByOneAtATime) {
+  const auto first = JournalFile::Open(folder_, "job");
+  ASSERT_TRUE(first.ok());
+  EXPECT_EQ(JournalFile::Open(folder_, "job").status().code(), absl::StatusCode::kAlreadyExists);
+}
+
+TEST_F(JournalFileTest, RefusesToAppendAfterAnotherWriter) {
+  auto journal = JournalFile::Open(folder_, "job");
+  ASSERT_TRUE(journal.ok());
+  std::ofstream(folder_ + "/coordinator.journal", std::ios::app) << "x";
+  EXPECT_EQ(journal->Append("record").code(), absl::StatusCode::kAborted);
+}
+
+TEST_F(JournalFileTest, RefusesToAppendToAFileThatWasReplaced) {
+  auto journal = JournalFile::Open(folder_, "job");
+  ASSERT_TRUE(journal.ok());
+  std::ofstream(folder_ + "/other") << "";
+  std::filesystem::rename(folder_ + "/other", folder_ + "/coordinator.journal");
+  EXPECT_EQ(journal->Append("record").code(), absl::StatusCode::kAborted);
+}
+
+}  // namespace
+}  // namespace outlast
