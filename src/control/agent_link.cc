@@ -15,7 +15,7 @@ namespace {
 class AgentLink final : public CoordinatorLink {
  public:
   AgentLink(EventLoop& loop, control::Transport& transport, AgentLinkOptions options,
-            Endpoint endpoint)
+            HostPort endpoint)
       : loop_(loop),
         transport_(transport),
         options_(std::move(options)),
@@ -62,12 +62,12 @@ class AgentLink final : public CoordinatorLink {
     refusal_.reset();
     is_up_ = is_trusted_ = false;
   }
-  std::string Where() const { return JoinHostPort(address_, endpoint_.port); }
+  std::string Where() const { return HostPort{address_, endpoint_.port}.text(); }
 
   EventLoop& loop_;
   control::Transport& transport_;
   const AgentLinkOptions options_;
-  const Endpoint endpoint_;
+  const HostPort endpoint_;
   Ears ears_;
   const std::shared_ptr<int> alive_ = std::make_shared<int>();
 
@@ -90,7 +90,7 @@ void AgentLink::Open() {
   Forget();
   tried_.clear();
   next_ = 0;
-  if (IsNumericAddress(endpoint_.host)) {
+  if (NumericAddress(endpoint_).ok()) {
     Post(attempt_, [this] { Resolved(std::vector<std::string>{endpoint_.host}); });
     return;
   }
@@ -109,8 +109,7 @@ void AgentLink::Resolved(const absl::StatusOr<std::vector<std::string>>& address
 
 void AgentLink::TryAddress() {
   if (next_ == addresses_.size()) {
-    return Down(fmt::format("no coordinator at {}: tried {}",
-                            JoinHostPort(endpoint_.host, endpoint_.port), tried_));
+    return Down(fmt::format("no coordinator at {}: tried {}", endpoint_.text(), tried_));
   }
   address_ = addresses_[next_++];
   ++attempt_;
@@ -181,7 +180,7 @@ void AgentLink::Hello(const control::Hello& hello) {
 absl::StatusOr<std::unique_ptr<CoordinatorLink>> MakeAgentLink(EventLoop& loop,
                                                                control::Transport& transport,
                                                                AgentLinkOptions options) {
-  auto endpoint = ParseEndpoint(options.coordinator);
+  auto endpoint = HostPort::Parse(options.coordinator);
   if (!endpoint.ok()) return Annotate(endpoint.status(), "coordinator");
   return std::make_unique<AgentLink>(loop, transport, std::move(options), *std::move(endpoint));
 }

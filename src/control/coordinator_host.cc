@@ -103,7 +103,7 @@ class CoordinatorHost::Work {
 };
 
 absl::Status CoordinatorHost::Work::Start(control::Transport& transport) {
-  OUTLAST_ASSIGN_OR_RETURN(const Endpoint endpoint, ParseEndpoint(options_.listen));
+  OUTLAST_ASSIGN_OR_RETURN(const HostPort endpoint, HostPort::Parse(options_.listen));
   OUTLAST_ASSIGN_OR_RETURN(std::vector<std::string> addresses, ResolveHost(endpoint.host));
   // Two addresses with a port of the system's choice would have two ports.
   if (endpoint.port == 0) addresses.resize(1);
@@ -112,7 +112,7 @@ absl::Status CoordinatorHost::Work::Start(control::Transport& transport) {
     return Error(absl::StatusCode::kFailedPrecondition,
                  "listen at {}: others than this machine reach it, so a job token is wanted "
                  "(--token-file), or --allow-strangers",
-                 JoinHostPort(address, endpoint.port));
+                 HostPort{address, endpoint.port}.text());
   }
   server_ = transport.Listen(
       addresses, endpoint.port, options_.certificates, options_.liveness,
@@ -130,12 +130,11 @@ absl::Status CoordinatorHost::Work::Start(control::Transport& transport) {
     std::string tried;
     for (const std::string& address : addresses) {
       tried +=
-          fmt::format("{}{}: {}", tried.empty() ? "" : "; ", JoinHostPort(address, endpoint.port),
-                      WhyNotBound(address, endpoint.port));
+          fmt::format("{}{}", tried.empty() ? "" : "; ", WhyNotBound({address, endpoint.port}));
     }
     return Error(absl::StatusCode::kUnavailable, "cannot listen at {}: {}", options_.listen, tried);
   }
-  address_ = JoinHostPort(addresses.front(), server_->port());
+  address_ = HostPort{addresses.front(), static_cast<uint16_t>(server_->port())}.text();
   thread_ = std::thread([this] {
     pthread_setname_np(pthread_self(), "outlast-coord");
     loop_->Run();

@@ -1,29 +1,19 @@
-// HOST:PORT, and whose it is.
+// Addresses of a host as numbers, and whose they are.
 #pragma once
 
 #include <span>
 #include <string>
-#include <string_view>
 #include <vector>
 
 #include "absl/status/statusor.h"
+#include "base/socket.h"
 
 namespace outlast {
-
-struct Endpoint {
-  std::string host;
-  int port = 0;
-};
-
-// "node7:29400", "127.0.0.1:0", "[::1]:29400". kInvalidArgument: anything else, named.
-absl::StatusOr<Endpoint> ParseEndpoint(std::string_view text);
-std::string JoinHostPort(std::string_view host, int port);
 
 // The addresses of `host` as numbers, in the order in which to try them, none twice. A number is
 // its own address; a name may block for seconds on a name server. kUnavailable: it does not
 // resolve.
 absl::StatusOr<std::vector<std::string>> ResolveHost(const std::string& host);
-bool IsNumericAddress(const std::string& host);
 // Of 127.0.0.0/8 or ::1.
 bool IsLoopback(const std::string& address);
 
@@ -36,6 +26,6 @@ std::vector<std::string> LocalAddresses();
 bool IsMine(std::span<const std::string> addresses, std::span<const std::string> own);
 
 // Why nothing can listen at `address`: the system's words.
-std::string WhyNotBound(const std::string& address, int port);
+std::string WhyNotBound(const HostPort& address);
 
 }  // namespace outlast

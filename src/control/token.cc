@@ -1,18 +1,17 @@
 #include "control/token.h"
 
 #include <fcntl.h>
-#include <openssl/crypto.h>
-#include <openssl/evp.h>
-#include <openssl/hmac.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <cctype>
 #include <cerrno>
 #include <cstdint>
-#include <cstring>
+#include <span>
 
+#include "base/channel.h"
 #include "base/error.h"
+#include "outlast/base/digest.h"
 #include "outlast/base/fd.h"
 #include "outlast/base/id.h"
 
@@ -37,13 +36,6 @@ int HexDigit(char c) {
   if (c >= 'a' && c <= 'f') return c - 'a' + 10;
   if (c >= 'A' && c <= 'F') return c - 'A' + 10;
   return -1;
-}
-
-// No two lists of parts have the same bytes.
-void AppendPart(std::string& text, std::string_view part) {
-  const auto size = static_cast<uint32_t>(part.size());
-  text.append(reinterpret_cast<const char*>(&size), sizeof(size));
-  text.append(part);
 }
 
 absl::StatusOr<JobToken> ReadOpen(const UniqueFd& fd, const std::string& what) {
@@ -96,21 +88,17 @@ absl::StatusOr<JobToken> JobToken::ReadFrom(int fd) {
 std::string JobToken::Prove(std::string_view role, std::string_view job,
                             std::string_view their_nonce, std::string_view own_nonce) const {
   if (empty()) return {};
-  std::string text;
-  for (const std::string_view part : {kPurpose, role, job, their_nonce, own_nonce})
-    AppendPart(text, part);
-  unsigned char proof[EVP_MAX_MD_SIZE];
-  unsigned int size = 0;
-  HMAC(EVP_sha256(), bytes_.data(), static_cast<int>(bytes_.size()),
-       reinterpret_cast<const unsigned char*>(text.data()), text.size(), proof, &size);
-  return std::string(reinterpret_cast<const char*>(proof), size);
+  PayloadWriter text;
+  for (const std::string_view part : {kPurpose, role, job, their_nonce, own_nonce}) text.Text(part);
+  const Sha256Digest proof = HmacSha256(bytes_, text.bytes());
+  return std::string(reinterpret_cast<const char*>(proof.data()), proof.size());
 }
 
 bool JobToken::Checks(std::string_view proof, std::string_view role, std::string_view job,
                       std::string_view own_nonce, std::string_view their_nonce) const {
   const std::string wanted = Prove(role, job, own_nonce, their_nonce);
-  return !wanted.empty() && proof.size() == wanted.size() &&
-         CRYPTO_memcmp(proof.data(), wanted.data(), wanted.size()) == 0;
+  return !wanted.empty() &&
+         IsEqualSecret(std::as_bytes(std::span(proof)), std::as_bytes(std::span(wanted)));
 }
 
 std::string MakeNonce() {

@@ -1,13 +1,13 @@
 #include "launch/machine.h"
 
-#include <sched.h>
-
 #include <algorithm>
 #include <cctype>
 #include <cstdlib>
 #include <filesystem>
 #include <string>
 #include <string_view>
+
+#include "launch/binding.h"
 
 namespace outlast {
 namespace {
@@ -21,11 +21,7 @@ bool IsDevice(const std::string& name) {
 
 }  // namespace
 
-int CountCpus() {
-  cpu_set_t cpus;
-  if (sched_getaffinity(0, sizeof cpus, &cpus) != 0) return 1;
-  return std::max(1, CPU_COUNT(&cpus));
-}
+int CountCpus() { return std::max(1, static_cast<int>(AllowedCpus().size())); }
 
 int CountGpus() {
   if (const char* visible = std::getenv("CUDA_VISIBLE_DEVICES"); visible != nullptr) {

@@ -19,18 +19,6 @@ using ::testing::HasSubstr;
 
 // --- Endpoints ---
 
-TEST(Endpoint, ReadsNamesNumbersAndBrackets) {
-  EXPECT_EQ(ParseEndpoint("node7:29400")->host, "node7");
-  EXPECT_EQ(ParseEndpoint("127.0.0.1:0")->port, 0);
-  EXPECT_EQ(ParseEndpoint("[::1]:80")->host, "::1");
-  EXPECT_EQ(JoinHostPort("::1", 80), "[::1]:80");
-}
-
-TEST(Endpoint, RefusesWhatIsNone) {
-  for (const char* text : {"", "node7", ":80", "node7:", "node7:65536", "node7:8x", "::1:80"})
-    EXPECT_EQ(ParseEndpoint(text).status().code(), absl::StatusCode::kInvalidArgument) << text;
-}
-
 TEST(Endpoint, IsMineByAddressAndNeverByName) {
   const std::vector<std::string> own = {"127.0.0.1", "10.0.0.7"};
   EXPECT_TRUE(IsMine(std::vector<std::string>{"10.0.0.8", "10.0.0.7"}, own));

@@ -62,6 +62,4 @@ class Group {
   std::unique_ptr<Impl> impl_;
 };
 
-using ShmGroup = Group;  // its name while it was for the ranks of one machine
-
 }  // namespace outlast
