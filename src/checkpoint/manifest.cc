@@ -1,15 +1,13 @@
+// What is taken of a root's JSON files, and what is refused; manifest_text.cc writes them.
 #include "checkpoint/manifest.h"
 
-#include <algorithm>
-#include <array>
-#include <charconv>
-#include <iterator>
-#include <limits>
 #include <nlohmann/json.hpp>
 
 #include "base/error.h"
 #include "base/name_index.h"
 #include "checkpoint/json.h"
+#include "checkpoint/manifest_json.h"
+#include "checkpoint/receipt_boxes.h"
 #include "outlast/base/crc32c.h"
 #include "store/folder.h"
 
@@ -17,155 +15,6 @@ namespace outlast {
 namespace {
 
 using nlohmann::json;
-using nlohmann::ordered_json;
-
-template <typename... Args>
-absl::Status Refuse(fmt::format_string<Args...> format, Args&&... args) {
-  return Error(absl::StatusCode::kInvalidArgument, format, std::forward<Args>(args)...);
-}
-
-constexpr int64_t kLargestInt = std::numeric_limits<int64_t>::max();
-constexpr std::string_view kSelfCrcMember = ",\"self_crc32c\":\"";
-constexpr size_t kUsualBoxBytes = 160;  // of a box in a receipt
-constexpr size_t kMaxKeyBytes = kMaxNameBytes + 16;
-constexpr size_t kSelfCrcTail = 8 + 3;  // digits, quote, brace, newline
-
-std::string Hex32(uint32_t value) { return fmt::format("{:08x}", value); }
-
-std::optional<uint32_t> FromHex32(std::string_view text) {
-  if (text.size() != 8) return std::nullopt;
-  uint32_t value = 0;
-  for (const char c : text) {
-    const bool digit = c >= '0' && c <= '9';
-    if (!digit && (c < 'a' || c > 'f')) return std::nullopt;
-    value = value * 16 + static_cast<uint32_t>(digit ? c - '0' : c - 'a' + 10);
-  }
-  return value;
-}
-
-bool IsHex(std::string_view text, size_t digits) {
-  return text.size() == digits &&
-         text.find_first_not_of("0123456789abcdef") == std::string_view::npos;
-}
-
-// --- Writing ---
-
-absl::StatusOr<std::string> Dump(const ordered_json& object) {
-  try {
-    return object.dump();
-  } catch (const ordered_json::exception&) {  // the only cause: a string that is not UTF-8
-    return Refuse("a text for {} is not UTF-8", object.value("format", "a file"));
-  }
-}
-
-absl::StatusOr<std::string> DumpLine(const ordered_json& object) {
-  OUTLAST_ASSIGN_OR_RETURN(std::string text, Dump(object));
-  return text + "\n";
-}
-
-ordered_json Begin(std::string_view format) { return {{"format", format}, {"version", 1}}; }
-
-// `text` is an object's text; more members may be appended raw before.
-std::string WithSelfCrc(std::string text) {
-  text.pop_back();
-  text += kSelfCrcMember;
-  text += Hex32(Crc32c(text)) + "\"}\n";
-  return text;
-}
-
-ordered_json MeshJson(const Mesh& mesh) {
-  ordered_json object = ordered_json::object();
-  for (const auto& [axis, size] : mesh) object[axis] = size;
-  return object;
-}
-
-ordered_json Nullable(const std::optional<std::string>& text) {
-  return text.has_value() ? ordered_json(*text) : ordered_json(nullptr);
-}
-
-ordered_json HooksJson(const std::vector<HookResult>& hooks) {
-  ordered_json list = ordered_json::array();
-  for (const HookResult& hook : hooks) {
-    list.push_back({{"name", hook.name}, {"result", hook.result}, {"note", hook.note}});
-  }
-  return list;
-}
-
-ordered_json FileJson(const std::optional<ShardFile>& file) {
-  if (!file.has_value()) return nullptr;
-  std::string chunks;
-  chunks.reserve(file->chunks.size() * 8);
-  for (const uint32_t crc : file->chunks) chunks += Hex32(crc);
-  return {{"name", file->name},
-          {"bytes", file->bytes},
-          {"crc32c", Hex32(file->crc32c)},
-          {"chunk_bytes", file->chunk_bytes},
-          {"chunks", chunks}};
-}
-
-template <typename Int>
-void AppendNumber(Int value, std::string& text) {
-  std::array<char, 20> digits;
-  text.append(digits.data(), std::to_chars(digits.begin(), digits.end(), value).ptr);
-}
-
-void AppendNumbers(const Shape& shape, std::string& text) {
-  for (const int64_t length : shape.dimensions()) {
-    AppendNumber(length, text);
-    text += ',';
-  }
-  if (shape.rank() > 0) text.pop_back();
-}
-
-// By hand: a state may have these by the ten thousand, and a format string takes several times as
-// long.
-void AppendBox(const SavedBox& box, std::string& text) {
-  text += "{\"name\":";
-  AppendQuoted(box.name, text);
-  text += ",\"key\":";
-  AppendQuoted(box.key, text);
-  text += ",\"dtype\":\"";
-  text += NameOf(box.dtype);
-  text += "\",\"shape\":[";
-  AppendNumbers(box.global, text);
-  text += "],\"offsets\":[";
-  AppendNumbers(box.offset, text);
-  text += "],\"extent\":[";
-  AppendNumbers(box.extent, text);
-  text += "],\"begin\":";
-  AppendNumber(box.begin, text);
-  text += ",\"end\":";
-  AppendNumber(box.end, text);
-  text += '}';
-}
-
-bool IsBase64Object(const json& object) {
-  return object.size() == 1 && object.contains("base64") && object["base64"].is_string();
-}
-
-// Can `value` stand in the receipt as it is? Not what would read back as something else.
-bool StandsAsJson(std::string_view value) {
-  if (value.empty() || value.front() != '{' || value.back() != '}') return false;
-  if (HasHiddenBytes(value) || NestingOf(value) > kMaxNesting - 2) return false;
-  const json object = json::parse(value, nullptr, false);
-  return object.is_object() && !IsBase64Object(object);
-}
-
-absl::StatusOr<std::string> ExtraText(const Extras& extras) {
-  std::string text = "{";
-  size_t bytes = 0;
-  for (const auto& [key, value] : extras) {
-    bytes += key.size() + value.size();
-    if (bytes > kMaxExtrasBytes) return Refuse("extra state: more than {} bytes", kMaxExtrasBytes);
-    if (!IsUtf8(key)) return Refuse("extra state: a key is not UTF-8");
-    if (text.size() > 1) text += ',';
-    text += Quoted(key) + ":";
-    text += StandsAsJson(value) ? value : fmt::format("{{\"base64\":\"{}\"}}", ToBase64(value));
-  }
-  return text + "}";
-}
-
-// --- Reading ---
 
 // The members of one JSON object. The first thing that is wrong is kept, and all that follows is
 // empty: so a parser reads straight through, and looks at status() once.
@@ -363,23 +212,6 @@ std::optional<ShardFile> ReadFile(Members& receipt, uint32_t writer, absl::Statu
   return file;
 }
 
-// What is wrong with a box by itself: the member, and why; none: nothing.
-std::optional<std::pair<const char*, const char*>> WhyBoxIsWrong(const SavedBox& box) {
-  if (box.name.empty() || box.key.empty()) return std::pair("name", "empty");
-  if (box.offset.rank() != box.global.rank() || box.extent.rank() != box.global.rank())
-    return std::pair("offsets", "another number of dimensions");
-  for (int i = 0; i < box.global.rank(); ++i) {
-    if (box.extent[i] > box.global[i] || box.offset[i] > box.global[i] - box.extent[i])
-      return std::pair("extent", "the box leaves its tensor");
-  }
-  const auto bytes = BytesOf(box.dtype, box.extent);
-  if (!bytes.ok() || !BytesOf(box.dtype, box.global).ok())
-    return std::pair("shape", "too large, or no whole bytes");
-  if (box.end < box.begin || box.end - box.begin != *bytes)
-    return std::pair("end", "not the bytes of the box");
-  return std::nullopt;
-}
-
 SavedBox ReadBox(const json& entry, absl::Status& status) {
   Members members(entry, "outlast.receipt.tensors", status);
   SavedBox box;
@@ -425,134 +257,6 @@ std::optional<std::pair<const char*, const char*>> WhyFileIsWrong(const Receipt&
   if (receipt.file.has_value() && receipt.data_bytes() + 8 > receipt.file->bytes)
     return std::pair("file", "fewer bytes than its tensors have");
   return std::nullopt;
-}
-
-// Reads boxes as AppendBox spells them, which is what our receipts hold by the ten thousand: a tree
-// of nlohmann's takes a hundred times as long. It takes nothing else: any other spelling is for the
-// tree.
-class BoxScanner {
- public:
-  // `text` begins after the list's bracket.
-  explicit BoxScanner(std::string_view text) : text_(text) {}
-
-  // The boxes up to and with the closing bracket; nullopt: another spelling, or a wrong box.
-  std::optional<std::vector<SavedBox>> Scan() {
-    std::vector<SavedBox> boxes;
-    if (Take("]")) return boxes;
-    boxes.reserve(text_.size() / kUsualBoxBytes);
-    do {
-      if (!ScanBox(boxes.emplace_back())) return std::nullopt;
-    } while (Take(","));
-    if (!Take("]")) return std::nullopt;
-    return boxes;
-  }
-  size_t position() const { return at_; }
-
- private:
-  bool Take(std::string_view wanted) {
-    if (text_.substr(at_, wanted.size()) != wanted) return false;
-    at_ += wanted.size();
-    return true;
-  }
-
-  bool ScanBox(SavedBox& box) {
-    std::string dtype;
-    if (!Take("{\"name\":\"") || !ScanText(box.name, kMaxNameBytes) || !Take(",\"key\":\"") ||
-        !ScanText(box.key, kMaxKeyBytes) || !Take(",\"dtype\":\"") || !ScanText(dtype, 32) ||
-        !Take(",\"shape\":[") || !ScanNumbers(box.global) || !Take(",\"offsets\":[") ||
-        !ScanNumbers(box.offset) || !Take(",\"extent\":[") || !ScanNumbers(box.extent) ||
-        !Take(",\"begin\":") || !ScanNumber(box.begin) || !Take(",\"end\":") ||
-        !ScanNumber(box.end) || !Take("}")) {
-      return false;
-    }
-    const std::optional<DType> known = DTypeFromName(dtype);
-    if (!known.has_value()) return false;
-    box.dtype = *known;
-    return !WhyBoxIsWrong(box);
-  }
-
-  // After the opening quote, to after the closing one. Escapes are for the tree.
-  bool ScanText(std::string& value, size_t cap) {
-    const size_t begin = at_;
-    uint8_t all = 0;
-    for (; at_ < text_.size() && text_[at_] != '"'; ++at_) {
-      const auto c = static_cast<uint8_t>(text_[at_]);
-      if (c == '\\' || c < 0x20) return false;
-      all |= c;
-    }
-    const std::string_view found = text_.substr(begin, at_ - begin);
-    if (found.size() > cap || !Take("\"") || (all >= 0x80 && !IsUtf8(found))) return false;
-    value = found;
-    return true;
-  }
-
-  bool ScanNumber(uint64_t& value) {
-    const char* begin = text_.data() + at_;
-    const auto [end, error] = std::from_chars(begin, text_.data() + text_.size(), value);
-    const bool has_leading_zero = end > begin + 1 && *begin == '0';
-    if (error != std::errc() || has_leading_zero || value > uint64_t{kLargestInt}) return false;
-    at_ += static_cast<size_t>(end - begin);
-    return true;
-  }
-
-  bool ScanNumbers(Shape& shape) {
-    std::array<int64_t, kMaxDimensions> values;
-    size_t count = 0;
-    if (!Take("]")) {
-      do {
-        uint64_t value = 0;
-        if (count == values.size() || !ScanNumber(value)) return false;
-        values[count++] = static_cast<int64_t>(value);
-      } while (Take(","));
-      if (!Take("]")) return false;
-    }
-    shape = Shape(std::span<const int64_t>(values.data(), count));
-    return true;
-  }
-
-  std::string_view text_;
-  size_t at_ = 0;
-};
-
-// A receipt whose boxes were read already, and its text without them.
-struct Scanned {
-  std::vector<SavedBox> boxes;
-  std::string rest;
-};
-
-// Where the list of tensors begins, after its bracket; npos: not in our own spelling.
-size_t FindTensors(std::string_view text) {
-  // A quote inside a string is escaped: so this is a member's name, and of the outermost object
-  // if one brace alone is open before it.
-  constexpr std::string_view kMember = ",\"tensors\":[";
-  const size_t member = text.find(kMember);
-  if (member == std::string_view::npos || OpenAt(text.substr(0, member)) != 1)
-    return std::string_view::npos;
-  return member + kMember.size();
-}
-
-std::string WithoutList(std::string_view text, size_t begin, size_t end) {
-  std::string rest(text.substr(0, begin));
-  rest += ']';
-  rest += text.substr(end);
-  return rest;
-}
-
-// nullopt: not our own spelling.
-std::optional<Scanned> ScanBoxes(std::string_view text) {
-  const size_t list = FindTensors(text);
-  if (list == std::string_view::npos) return std::nullopt;
-  BoxScanner scanner(text.substr(list));
-  std::optional<std::vector<SavedBox>> boxes = scanner.Scan();
-  if (!boxes) return std::nullopt;
-  return Scanned{*std::move(boxes), WithoutList(text, list, list + scanner.position())};
-}
-
-// The list is passed over by its brackets.
-std::optional<Scanned> SkipBoxes(std::string_view text) {
-  const size_t list = FindTensors(text);
-  if (list == std::string_view::npos) return std::nullopt;
-  return Scanned{{}, WithoutList(text, list, EndOfValue(text, list - 1))};
 }
 
 std::vector<std::pair<std::string, std::string>> ReadAliases(Members& receipt) {
@@ -633,11 +337,6 @@ absl::Status CheckSum(const Manifest& manifest) {
   return Refuse("outlast.manifest: bytes {}, its receipts have {}", manifest.bytes, sum);
 }
 
-absl::StatusOr<std::string> Capped(std::string text, uint64_t cap, std::string_view what) {
-  if (text.size() > cap) return Refuse("{}: {} bytes, at most {} wanted", what, text.size(), cap);
-  return text;
-}
-
 }  // namespace
 
 std::string CheckpointName(int64_t step, uint32_t nonce) {
@@ -663,136 +362,6 @@ std::optional<CheckpointNameParts> ParseCheckpointName(std::string_view name) {
 
 std::string ShardName(uint32_t writer) { return fmt::format("w{:05}.safetensors", writer); }
 std::string ReceiptName(uint32_t rank) { return fmt::format("w{:05}.receipt.json", rank); }
-
-absl::StatusOr<std::string> ToText(const RootRecord& record) {
-  ordered_json object = Begin("outlast.root");
-  object["job"] = record.job.hex();
-  object["name"] = record.name;
-  return DumpLine(object);
-}
-
-absl::StatusOr<std::string> ToText(const Claim& claim) {
-  ordered_json object = Begin("outlast.claim");
-  object["job"] = claim.job.hex();
-  object["run"] = claim.run.hex();
-  object["host"] = claim.host;
-  object["boot_id"] = claim.boot_id.hex();
-  object["pid_namespace"] = claim.pid_namespace;
-  object["pid"] = claim.pid;
-  object["pid_start"] = claim.pid_start;
-  return DumpLine(object);
-}
-
-absl::StatusOr<std::string> ToText(const Latest& latest) {
-  ordered_json object = Begin("outlast.latest");
-  object["checkpoint"] = latest.checkpoint;
-  object["step"] = latest.step;
-  return DumpLine(object);
-}
-
-absl::StatusOr<std::string> ToText(const std::vector<QuarantineEntry>& entries) {
-  ordered_json object = Begin("outlast.quarantine");
-  object["entries"] = ordered_json::array();
-  for (const QuarantineEntry& entry : entries) {
-    object["entries"].push_back({{"checkpoint", entry.checkpoint}, {"reason", entry.reason}});
-  }
-  return DumpLine(object);
-}
-
-absl::StatusOr<std::string> ToText(const HooksRecord& hooks) {
-  ordered_json object = Begin("outlast.hooks");
-  object["checkpoint"] = hooks.checkpoint;
-  object["hooks"] = HooksJson(hooks.hooks);
-  return DumpLine(object);
-}
-
-namespace {
-
-struct ReceiptText {
-  std::string text;
-  size_t list_begin = 0, list_end = 0;  // of the tensors: after each bracket
-};
-
-absl::StatusOr<ReceiptText> Compose(const Receipt& receipt) {
-  ReceiptText result;
-  ordered_json object = Begin("outlast.receipt");
-  object["job"] = receipt.job.hex();
-  object["run"] = receipt.run.hex();
-  object["claim"] = receipt.claim;
-  object["checkpoint"] = receipt.checkpoint;
-  object["parent"] = Nullable(receipt.parent);
-  object["step"] = receipt.step;
-  object["generation"] = receipt.generation;
-  object["writer"] = receipt.writer;
-  object["rank"] = receipt.rank;
-  object["world"] = receipt.world;
-  object["plan"] = receipt.plan;
-  object["mesh"] = MeshJson(receipt.mesh);
-  object["hooks"] = receipt.hooks;
-  object["boot_id"] = receipt.boot_id.hex();
-  object["file"] = FileJson(receipt.file);
-  OUTLAST_ASSIGN_OR_RETURN(std::string text, Dump(object));
-  OUTLAST_ASSIGN_OR_RETURN(const std::string extra, ExtraText(receipt.extra));
-  text.pop_back();
-  size_t bytes = 0;
-  for (const SavedBox& box : receipt.tensors) bytes += kUsualBoxBytes + 2 * box.name.size();
-  text.reserve(text.size() + extra.size() + bytes);
-  text += ",\"tensors\":[";
-  result.list_begin = text.size();
-  for (const SavedBox& box : receipt.tensors) {
-    if (!IsUtf8(box.name) || !IsUtf8(box.key))
-      return Refuse("a text for outlast.receipt is not UTF-8");
-    if (text.back() != '[') text += ',';
-    AppendBox(box, text);
-  }
-  text += ']';
-  result.list_end = text.size();
-  text += ",\"aliases\":[";
-  for (const auto& [name, of] : receipt.aliases) {
-    if (!IsUtf8(name) || !IsUtf8(of)) return Refuse("a text for outlast.receipt is not UTF-8");
-    text += fmt::format("{}[{},{}]", text.back() == '[' ? "" : ",", Quoted(name), Quoted(of));
-  }
-  text += "],\"extra\":" + extra + "}";
-  OUTLAST_ASSIGN_OR_RETURN(result.text,
-                           Capped(WithSelfCrc(std::move(text)), kMaxReceiptBytes, "a receipt"));
-  return result;
-}
-
-}  // namespace
-
-absl::StatusOr<std::string> ToText(const Receipt& receipt) {
-  OUTLAST_ASSIGN_OR_RETURN(ReceiptText composed, Compose(receipt));
-  return std::move(composed.text);
-}
-
-absl::StatusOr<std::string> ToText(const Manifest& manifest) {
-  ordered_json object = Begin("outlast.manifest");
-  object["job"] = manifest.job.hex();
-  object["claim"] = manifest.claim;
-  object["checkpoint"] = manifest.checkpoint;
-  object["step"] = manifest.step;
-  object["generation"] = manifest.generation;
-  object["parent"] = Nullable(manifest.parent);
-  object["ancestors"] = manifest.ancestors;
-  object["world"] = manifest.world;
-  object["mesh"] = MeshJson(manifest.mesh);
-  object["plan"] = manifest.plan;
-  object["tensors"] = manifest.tensors;
-  object["bytes"] = manifest.bytes;
-  object["receipts"] = ordered_json::array();
-  for (const ReceiptEntry& receipt : manifest.receipts) {
-    object["receipts"].push_back({{"name", receipt.name},
-                                  {"bytes", receipt.bytes},
-                                  {"crc32c", Hex32(receipt.crc32c)},
-                                  {"data_bytes", receipt.data_bytes}});
-  }
-  object["hooks"] = HooksJson(manifest.hooks);
-  object["committed_by"] = {{"agent", manifest.committed_by.agent},
-                            {"claim", manifest.committed_by.claim},
-                            {"generation", manifest.committed_by.generation}};
-  OUTLAST_ASSIGN_OR_RETURN(std::string text, Dump(object));
-  return Capped(WithSelfCrc(std::move(text)), kMaxManifestBytes, "a manifest");
-}
 
 absl::StatusOr<RootRecord> ParseRootRecord(std::string_view text) {
   OUTLAST_ASSIGN_OR_RETURN(const json object, Parse(text, "outlast.root", kMaxSmallBytes));
