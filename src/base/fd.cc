@@ -1,6 +1,7 @@
 #include "outlast/base/fd.h"
 
 #include <fcntl.h>
+#include <sys/resource.h>
 #include <unistd.h>
 
 #include <cerrno>
@@ -18,6 +19,13 @@ absl::StatusOr<UniqueFd> Duplicate(int fd) {
   UniqueFd copy(fcntl(fd, F_DUPFD_CLOEXEC, 3));
   if (!copy.is_open()) return ErrnoStatus(errno, "duplicate a descriptor");
   return copy;
+}
+
+void RaiseDescriptorLimit() {
+  rlimit limit{};
+  if (getrlimit(RLIMIT_NOFILE, &limit) != 0) return;
+  limit.rlim_cur = limit.rlim_max;
+  setrlimit(RLIMIT_NOFILE, &limit);
 }
 
 absl::Status WriteAll(int fd, std::span<const std::byte> bytes) {

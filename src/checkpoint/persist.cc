@@ -138,6 +138,7 @@ class LocalCommit {
   absl::StatusOr<PersistResult> Run() {
     Do(machine_->Start(absl::ZeroDuration()));
     if (machine_->phase() == CommitPhase::kCommitted) return std::move(result_);
+    if (failure_.ok()) return machine_->reason();  // the machine's own: nothing failed here
     if (result_.checkpoint.empty())
       return Annotate(failure_, fmt::format("save of step {}", request_.step));
     return Annotate(failure_, fmt::format("save of step {} to {}", request_.step,

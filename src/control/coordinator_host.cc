@@ -15,6 +15,7 @@
 #include "control/software.h"
 #include "outlast/base/clock.h"
 #include "outlast/elastic/coordinator.h"
+#include "outlast/elastic/exit_code.h"
 
 namespace outlast {
 namespace {
@@ -96,6 +97,7 @@ class CoordinatorHost::Work {
   std::unordered_map<uint64_t, Stream> streams_;
   EventLoop::TimerId timer_ = 0;
   bool is_over_ = false;
+  bool any_greeted_ = false;  // somebody may come back and ask
 
   std::unique_ptr<EventLoop> loop_;
   std::unique_ptr<control::FrameServer> server_;
@@ -145,7 +147,11 @@ absl::Status CoordinatorHost::Work::Start(control::Transport& transport) {
     Step(StartEvent{});
     if (!had_ended) return;
     const EndedRecord& ended = *coordinator_.state().ended;
-    Do(FinishJob{ended.exit_code, ended.reason});
+    any_greeted_ = true;  // by the one before
+    Do(FinishJob{ExitCodeOf(JobOutcome::kRefused),
+                 fmt::format("it had ended before, with {} ({}): agents that still ask are told "
+                             "so; a new job wants a new folder",
+                             ended.exit_code, ended.reason)});
   });
   return absl::OkStatus();
 }
@@ -227,7 +233,7 @@ void CoordinatorHost::Work::Hear(uint64_t id, Stream& stream, const control::Ope
 
 void CoordinatorHost::Work::Hear(uint64_t id, Stream& stream, const control::Greeting& greeting) {
   if (stream.nonce.empty()) return Refuse(id, stream, "a hello before the opening");
-  stream.greeted = true;
+  stream.greeted = any_greeted_ = true;
   loop_->Cancel(stream.greet_due);
   Step(HelloReceived{id, greeting.hello, stream.address, Distrust(stream, greeting)});
 }
@@ -301,7 +307,8 @@ bool CoordinatorHost::Work::Do(const RecordFault& fault) {
 
 bool CoordinatorHost::Work::Do(const FinishJob& finish) {
   Tell([this, finish] { ears_.on_finish(finish); });
-  loop_->RunAfter(options_.serve_late, [this] { Over(absl::OkStatus()); });
+  const absl::Duration serve = any_greeted_ ? options_.serve_late : absl::ZeroDuration();
+  loop_->RunAfter(serve, [this] { Over(absl::OkStatus()); });
   return true;
 }
 

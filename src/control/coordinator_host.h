@@ -39,7 +39,8 @@ class CoordinatorHost {
     // One line for people: who was refused, and why.
     std::function<void(const std::string& line)> on_line = [](const std::string&) {};
     std::function<void(const RecordFault&)> on_fault = [](const RecordFault&) {};
-    // The job's end. Agents are told, now and for `serve_late`.
+    // The job's end. Agents are told, now and for `serve_late`; not where none ever came. 85: it
+    // had ended before this start.
     std::function<void(const FinishJob&)> on_finish = [](const FinishJob&) {};
     // It serves nobody any more. OK: a while after the job's end; kAborted: another coordinator has
     // the job, or the journal could not be written.

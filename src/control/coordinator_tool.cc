@@ -6,9 +6,11 @@
 
 #include <CLI/CLI.hpp>
 #include <cerrno>
+#include <climits>
 #include <ostream>
 
 #include "base/error.h"
+#include "base/flag_values.h"
 #include "control/certificates.h"
 #include "control/coordinator_host.h"
 #include "control/load_transport.h"
@@ -21,31 +23,30 @@ constexpr int kStopSignals[] = {SIGTERM, SIGINT, SIGHUP, SIGUSR1, SIGUSR2};
 
 struct Arguments {
   CoordinatorHostOptions host;
-  std::string nodes = "1";
-  int slots = 1;
-  std::string token_file;
-  int token_fd = -1;
+  std::string nodes = "1", slots, max_restarts;
+  std::string token_file, token_fd;
   std::string ca, certificate, key;
-  double last_call = 5, join = 600, serve_late = 30;
+  std::string last_call, join, serve_late;
 };
 
 void Declare(CLI::App& app, Arguments& raw) {
   app.add_option("--job", raw.host.elastic.job, "Id of the job")->required()->type_name("ID");
   app.add_option("--journal", raw.host.journal,
-                 "Folder of the journal; the same one again goes on where it ends")
+                 "Folder of the journal; the same one again goes on with the job, until that has "
+                 "ended")
       ->required()
       ->type_name("FOLDER");
   app.add_option("--listen", raw.host.listen, "Where; port 0: any (127.0.0.1:0)")
       ->type_name("HOST:PORT");
   app.add_option("--nnodes", raw.nodes, "Nodes that the job has (1)")->type_name("N|MIN:MAX");
-  app.add_option("-n,--nproc-per-node", raw.slots, "Ranks of a node (1)")
-      ->check(CLI::Range(1, 1 << 16));
-  app.add_option("--max-restarts", raw.host.elastic.budget.max_restarts,
+  app.add_option("-n,--nproc-per-node", raw.slots, "Ranks of a node (1)")->type_name("N");
+  app.add_option("--max-restarts", raw.max_restarts,
                  "Restarts without progress before the job ends (3)")
-      ->check(CLI::NonNegativeNumber);
+      ->type_name("R");
   app.add_option("--token-file", raw.token_file, "Holds the job token, 64 hex digits")
       ->type_name("FILE");
-  app.add_option("--token-fd", raw.token_fd, "The same, by a descriptor that is inherited");
+  app.add_option("--token-fd", raw.token_fd, "The same, by a descriptor that is inherited")
+      ->type_name("FD");
   app.add_flag("--allow-strangers", raw.host.allow_strangers,
                "Listen beyond this machine without a token");
   app.add_option("--tls-ca", raw.ca, "Whom certificates of agents must be from")->type_name("FILE");
@@ -55,7 +56,8 @@ void Declare(CLI::App& app, Arguments& raw) {
       ->type_name("SECONDS");
   app.add_option("--join-timeout", raw.join, "How long MIN nodes are waited for (600)")
       ->type_name("SECONDS");
-  app.add_option("--serve-late", raw.serve_late, "How long late agents are told the end (30)")
+  app.add_option("--serve-late", raw.serve_late,
+                 "How long late agents are told the end, or until a signal (30)")
       ->type_name("SECONDS");
   app.footer(
       "Example:\n"
@@ -80,22 +82,38 @@ absl::Status ParseNodes(const std::string& text, int slots, MembershipOptions& m
   return absl::OkStatus();
 }
 
-absl::Status Complete(Arguments& raw) {
-  OUTLAST_RETURN_IF_ERROR(ParseNodes(raw.nodes, raw.slots, raw.host.elastic.membership));
-  if (!raw.token_file.empty() && raw.token_fd >= 0) {
+absl::Status ReadToken(const Arguments& raw, JobToken& token) {
+  if (!raw.token_file.empty() && !raw.token_fd.empty()) {
     return Error(absl::StatusCode::kInvalidArgument,
-                 "--token-file {} and --token-fd {}: one of them", raw.token_file, raw.token_fd);
+                 "--token-file {} and --token-fd {}: one of them wanted", raw.token_file,
+                 raw.token_fd);
   }
   if (!raw.token_file.empty()) {
-    OUTLAST_ASSIGN_OR_RETURN(raw.host.token, JobToken::Read(raw.token_file));
-  } else if (raw.token_fd >= 0) {
-    OUTLAST_ASSIGN_OR_RETURN(raw.host.token, JobToken::ReadFrom(raw.token_fd));
+    OUTLAST_ASSIGN_OR_RETURN(token, JobToken::Read(raw.token_file));
+  } else if (!raw.token_fd.empty()) {
+    int fd = 0;
+    OUTLAST_RETURN_IF_ERROR(ReadInteger("--token-fd", raw.token_fd, 0, INT_MAX, fd));
+    OUTLAST_ASSIGN_OR_RETURN(token, JobToken::ReadFrom(fd));
   }
+  return absl::OkStatus();
+}
+
+absl::Status Complete(Arguments& raw) {
+  ElasticOptions& elastic = raw.host.elastic;
+  if (elastic.job.empty()) return RefuseValue("--job", "", "the job's id");
+  OUTLAST_RETURN_IF_ERROR(CheckJobId(elastic.job));
+  if (raw.host.journal.empty()) return RefuseValue("--journal", "", "a folder");
+  int slots = 1;
+  OUTLAST_RETURN_IF_ERROR(ReadInteger("-n", raw.slots, 1, 1 << 16, slots));
+  OUTLAST_RETURN_IF_ERROR(
+      ReadInteger("--max-restarts", raw.max_restarts, 0, INT_MAX, elastic.budget.max_restarts));
+  OUTLAST_RETURN_IF_ERROR(ParseNodes(raw.nodes, slots, elastic.membership));
+  OUTLAST_RETURN_IF_ERROR(ReadSeconds("--last-call", raw.last_call, elastic.last_call));
+  OUTLAST_RETURN_IF_ERROR(ReadSeconds("--join-timeout", raw.join, elastic.join));
+  OUTLAST_RETURN_IF_ERROR(ReadSeconds("--serve-late", raw.serve_late, raw.host.serve_late));
+  OUTLAST_RETURN_IF_ERROR(ReadToken(raw, raw.host.token));
   OUTLAST_ASSIGN_OR_RETURN(raw.host.certificates,
                            ReadCertificates(raw.ca, raw.certificate, raw.key));
-  raw.host.elastic.last_call = absl::Seconds(raw.last_call);
-  raw.host.elastic.join = absl::Seconds(raw.join);
-  raw.host.serve_late = absl::Seconds(raw.serve_late);
   return absl::OkStatus();
 }
 
@@ -115,7 +133,9 @@ absl::StatusOr<int> Serve(CoordinatorHostOptions options, std::ostream& out, std
   OUTLAST_ASSIGN_OR_RETURN(control::Transport * transport, control::LoadTransport());
   OUTLAST_ASSIGN_OR_RETURN(const std::unique_ptr<EventLoop> loop, EventLoop::Make());
   const std::string job = options.elastic.job;
+  RaiseDescriptorLimit();  // a stream each agent, and gRPC listens no more once it has run out
   int code = ExitCodeOf(JobOutcome::kNoQuorum);
+  bool has_ended = false;
   const auto say = [&err](const std::string& line) {
     err << "outlast: coordinator: " << line << std::endl;
   };
@@ -128,6 +148,7 @@ absl::StatusOr<int> Serve(CoordinatorHostOptions options, std::ostream& out, std
            .on_finish =
                [&](const FinishJob& finish) {
                  code = finish.exit_code;
+                 has_ended = true;
                  say(fmt::format("job {} ends with {}: {}", job, code, finish.reason));
                },
            .on_over =
@@ -140,8 +161,10 @@ absl::StatusOr<int> Serve(CoordinatorHostOptions options, std::ostream& out, std
                }}));
   OUTLAST_RETURN_IF_ERROR(loop->Watch(signals.get(), [&] {
     signalfd_siginfo taken{};
-    while (read(signals.get(), &taken, sizeof(taken)) == sizeof(taken))
+    while (read(signals.get(), &taken, sizeof(taken)) == sizeof(taken)) {
+      if (has_ended) return loop->Stop();  // late agents are not waited for any more
       host->AskStop(static_cast<int>(taken.ssi_signo));
+    }
   }));
   out << "coordinator of job " << job << " at " << host->address() << std::endl;
   loop->Run();

@@ -7,10 +7,12 @@
 
 #include <cerrno>
 #include <filesystem>
+#include <span>
 #include <system_error>
 #include <utility>
 
 #include "base/error.h"
+#include "base/flag_values.h"
 
 namespace outlast {
 namespace {
@@ -39,6 +41,23 @@ absl::StatusOr<UniqueFd> OpenFile(const std::string& path) {
   return fd;
 }
 
+// What is cut from the journal is added to a file beside it. kDataLoss: nothing of it is whole, and
+// it is more than one broken first record: no journal at all.
+absl::Status KeepTail(const std::string& journal, const std::string& bytes, size_t valid_bytes) {
+  constexpr size_t kLargestFirstRecord = 512;  // a run's id and its job's
+  if (valid_bytes == bytes.size()) return absl::OkStatus();
+  if (valid_bytes == 0 && bytes.size() > kLargestFirstRecord) {
+    return Error(absl::StatusCode::kDataLoss, "{}: {} bytes without a whole record: no journal",
+                 journal, bytes.size());
+  }
+  const std::string path = journal + ".cut";
+  const UniqueFd file(open(path.c_str(), O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0600));
+  if (!file.is_open()) return ErrnoStatus(errno, path);
+  const auto tail = std::as_bytes(std::span(bytes)).subspan(valid_bytes);
+  if (absl::Status kept = WriteAll(file.get(), tail); !kept.ok()) return Annotate(kept, path);
+  return fsync(file.get()) == 0 ? absl::OkStatus() : ErrnoStatus(errno, path);
+}
+
 }  // namespace
 
 absl::StatusOr<JournalFile> JournalFile::Open(const std::string& folder, const std::string& job) {
@@ -53,6 +72,7 @@ absl::StatusOr<JournalFile> JournalFile::Open(const std::string& folder, const s
   auto content = ReadJournal(bytes);
   if (!content.ok()) return Annotate(content.status(), journal.path_);
   journal.content_ = *std::move(content);
+  OUTLAST_RETURN_IF_ERROR(KeepTail(journal.path_, bytes, journal.content_.valid_bytes));
   journal.size_ = journal.content_.valid_bytes;
   if (ftruncate(journal.file_.get(), static_cast<off_t>(journal.size_)) != 0 ||
       fsync(journal.file_.get()) != 0) {
@@ -74,8 +94,10 @@ absl::Status JournalFile::Lock(const std::string& folder, const std::string& job
   const std::string_view first = std::string_view(holder).substr(0, holder.find('\n'));
   const std::string name = fmt::format("job {}", job);
   if (!first.empty() && first != name) {
-    return Error(absl::StatusCode::kFailedPrecondition, "{}: of {}, this is job {}", path, first,
-                 job);
+    const bool names_a_job =
+        first.starts_with("job ") && CheckJobId(std::string(first.substr(4))).ok();
+    return Error(absl::StatusCode::kFailedPrecondition, "{}: of {}, this is job {}", path,
+                 names_a_job ? first : "something else", job);
   }
   const std::string text = fmt::format("{}\nprocess {}\n", name, getpid());
   if (ftruncate(lock_.get(), 0) != 0 ||

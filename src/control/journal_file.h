@@ -17,8 +17,9 @@ namespace outlast {
 // this lives: by the open file, so a coordinator that was killed holds nothing.
 class JournalFile {
  public:
-  // Makes the folder if it is not there, and cuts a torn tail. kAlreadyExists: another coordinator
-  // has it; named. kFailedPrecondition: it is another job's. kDataLoss: it is damaged. Else the
+  // Makes the folder if it is not there, and cuts a torn tail, which is added to
+  // FOLDER/coordinator.journal.cut. kAlreadyExists: another coordinator has it; named.
+  // kFailedPrecondition: it is another job's. kDataLoss: it is damaged, or no journal. Else the
   // file system's.
   static absl::StatusOr<JournalFile> Open(const std::string& folder, const std::string& job);
 

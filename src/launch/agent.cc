@@ -1,7 +1,6 @@
 #include "launch/agent.h"
 
 #include <fcntl.h>
-#include <sys/resource.h>
 #include <sys/signalfd.h>
 #include <unistd.h>
 
@@ -44,21 +43,14 @@ std::string NameOf(int signal) {
   return name != nullptr ? fmt::format("SIG{}", name) : fmt::format("signal {}", signal);
 }
 
-// A job with many ranks needs more descriptors than the usual soft limit. Workers keep the limit
-// that we were given: the guardian was forked before.
-void RaiseDescriptorLimit() {
-  rlimit limit{};
-  if (getrlimit(RLIMIT_NOFILE, &limit) != 0) return;
-  limit.rlim_cur = limit.rlim_max;
-  setrlimit(RLIMIT_NOFILE, &limit);
-}
-
 class Agent final : public WorkerHost {
  public:
-  Agent(const LaunchOptions& options, const Id128& run_id, Guardian& guardian, RunDir run_dir)
+  Agent(const LaunchOptions& options, const Id128& run_id, Guardian& guardian,
+        std::vector<Binding> bindings, RunDir run_dir)
       : options_(options),
         run_id_(run_id),
         guardian_(guardian),
+        bindings_(std::move(bindings)),
         run_dir_(std::move(run_dir)),
         record_(run_dir_, options, run_id) {}
 
@@ -83,7 +75,6 @@ class Agent final : public WorkerHost {
     std::string error_path;
   };
 
-  absl::Status BindWorkers();
   absl::Status WatchSignals();
   void OnSignal();
   void OnQuit();
@@ -103,6 +94,7 @@ class Agent final : public WorkerHost {
   const LaunchOptions& options_;
   const Id128 run_id_;
   Guardian& guardian_;
+  const std::vector<Binding> bindings_;  // by slot
   const RunDir run_dir_;
   RunRecord record_;
   std::unique_ptr<EventLoop> loop_;
@@ -114,7 +106,6 @@ class Agent final : public WorkerHost {
   std::unique_ptr<DeathWatch> deaths_;  // reads the keeper's black boxes
   UniqueFd signals_;
   MasterPorts ports_;
-  std::vector<Binding> bindings_;  // by slot
   std::map<int, Worker> workers_;  // by slot
   bool any_ran_ = false;
   int stack_captures_ = 0;
@@ -125,8 +116,9 @@ class Agent final : public WorkerHost {
 // --- Life ---
 
 absl::Status Agent::SetUp() {
+  // A job with many ranks needs more than the usual soft limit. Workers keep the limit that we were
+  // given: the guardian was forked before.
   RaiseDescriptorLimit();
-  OUTLAST_RETURN_IF_ERROR(BindWorkers());
   OUTLAST_RETURN_IF_ERROR(WatchSignals());  // before the first thread: all inherit the mask
   OUTLAST_ASSIGN_OR_RETURN(loop_, EventLoop::Make());
   OUTLAST_RETURN_IF_ERROR(loop_->Watch(signals_.get(), [this] { OnSignal(); }));
@@ -143,18 +135,6 @@ absl::Status Agent::SetUp() {
         keeper_->OnWorkerDying(slot, incarnation, signal);
       });
   return keeper_->Start();
-}
-
-absl::Status Agent::BindWorkers() {
-  bindings_.resize(static_cast<size_t>(options_.job.world));
-  if (options_.bind == BindTo::kNone) return absl::OkStatus();
-  OUTLAST_ASSIGN_OR_RETURN(const Topology topology, ReadTopology(AllowedCpus()));
-  OUTLAST_ASSIGN_OR_RETURN(bindings_, Bind(topology, options_.job.world, options_.bind));
-  for (size_t slot = 0; slot < bindings_.size(); ++slot) {
-    PrintToStderr("outlast: rank {}: CPUs {}, memory of NUMA node {} first\n", slot,
-                  CpuList(bindings_[slot].cpus), bindings_[slot].numa);
-  }
-  return absl::OkStatus();
 }
 
 int Agent::Run() {
@@ -391,11 +371,24 @@ void Agent::OnCommit(const CommitGeneration& commit) {
                               commit.members.size()));
 }
 
+absl::StatusOr<std::vector<Binding>> BindWorkers(const LaunchOptions& options) {
+  Topology topology;
+  if (options.bind != BindTo::kNone) {
+    OUTLAST_ASSIGN_OR_RETURN(topology, ReadTopology(AllowedCpus()));
+  }
+  return Bind(topology, options.job.world, options.bind);
+}
+
 }  // namespace
 
 int RunAgent(const LaunchOptions& options, const Id128& run_id, Guardian& guardian) {
   signal(SIGPIPE,
          SIG_IGN);  // before the first line is said; the guardian and its workers were forked
+  auto bindings = BindWorkers(options);
+  if (!bindings.ok()) {
+    PrintToStderr("outlast: {}\n", MessageOf(bindings.status()));
+    return kExitRefused;
+  }
   auto run_dir =
       RunDir::Create(options.run_dir, JobNameOf(options), Clock::Real().WallTime(), run_id);
   if (!run_dir.ok()) {
@@ -404,7 +397,11 @@ int RunAgent(const LaunchOptions& options, const Id128& run_id, Guardian& guardi
     return kExitRefused;
   }
   PrintToStderr("outlast: RUN_DIR {}\n", run_dir->path());
-  Agent agent(options, run_id, guardian, std::move(*run_dir));
+  for (size_t slot = 0; slot < bindings->size() && options.bind != BindTo::kNone; ++slot) {
+    PrintToStderr("outlast: rank {}: CPUs {}, memory of NUMA node {} first\n", slot,
+                  CpuList((*bindings)[slot].cpus), (*bindings)[slot].numa);
+  }
+  Agent agent(options, run_id, guardian, *std::move(bindings), std::move(*run_dir));
   if (const absl::Status started = agent.SetUp(); !started.ok()) {
     PrintToStderr("outlast: the job could not be started: {}\n", MessageOf(started));
     return kExitRefused;

@@ -196,11 +196,10 @@ absl::StatusOr<std::vector<Binding>> Bind(const Topology& topology, int slots, B
     }
     const auto here = static_cast<size_t>(std::count(numa_of.begin(), numa_of.end(), numa));
     if (to == BindTo::kCore && cores.size() < here) {
-      return Error(
-          absl::StatusCode::kInvalidArgument,
-          "--bind core: {} workers on NUMA node {}, which has {} cores for us; at most one "
-          "a core wanted, or --bind numa, which shares them",
-          here, numa, cores.size());
+      return Error(absl::StatusCode::kInvalidArgument,
+                   "--bind core: {} workers on NUMA node {}, cores for us there: {}; at most one a "
+                   "core wanted, or --bind numa, which shares them",
+                   here, numa, cores.size());
     }
     size_t place = 0;
     for (size_t slot = 0; slot < numa_of.size(); ++slot) {

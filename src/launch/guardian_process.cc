@@ -82,8 +82,10 @@ void BindSelf(const Binding& binding) {
   const auto node = static_cast<size_t>(binding.numa);
   if (node >= kBits * nodes.size()) return;
   nodes[node / kBits] = 1ul << node % kBits;
-  // Where the kernel or a container's filter lacks it, memory comes from where it is touched.
-  (void)syscall(SYS_set_mempolicy, kPreferred, nodes.data(), kBits * nodes.size() + 1);
+  // A container's filter may forbid it, and the node may have no memory for us.
+  if (syscall(SYS_set_mempolicy, kPreferred, nodes.data(), kBits * nodes.size() + 1) != 0)
+    PrintToStderr("outlast: memory of NUMA node {}: {}: it comes from where it is touched\n",
+                  binding.numa, std::strerror(errno));
 }
 
 // One worker, from its fork until nothing of its tree is left.

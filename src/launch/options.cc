@@ -11,6 +11,7 @@
 #include <cstdlib>
 
 #include "base/error.h"
+#include "base/flag_values.h"
 #include "launch/machine.h"
 
 namespace outlast {
@@ -39,35 +40,6 @@ struct RawOptions {
   bool standalone = false, no_python = false, module = false;
 };
 
-absl::Status Refuse(std::string_view flag, std::string_view found, std::string_view wanted) {
-  return Error(absl::StatusCode::kInvalidArgument, "{} '{}': {} wanted", flag, found, wanted);
-}
-
-absl::Status ReadInteger(std::string_view flag, const std::string& text, int least, int most,
-                         int& value) {
-  if (text.empty()) return absl::OkStatus();
-  errno = 0;
-  char* end = nullptr;
-  const long number = std::strtol(text.c_str(), &end, 10);
-  if (*end != '\0' || end == text.c_str() || errno != 0 || number < least || number > most) {
-    return Refuse(flag, text, fmt::format("a whole number from {} to {}", least, most));
-  }
-  value = static_cast<int>(number);
-  return absl::OkStatus();
-}
-
-absl::Status ReadSeconds(std::string_view flag, const std::string& text, absl::Duration& value) {
-  if (text.empty()) return absl::OkStatus();
-  char* end = nullptr;
-  const double seconds = std::strtod(text.c_str(), &end);
-  if (*end != '\0' || end == text.c_str() || !std::isfinite(seconds) || seconds < 0 ||
-      seconds > 1e7) {
-    return Refuse(flag, text, "seconds, 0 or more");
-  }
-  value = absl::Seconds(seconds);
-  return absl::OkStatus();
-}
-
 // "1,9,128-255"
 absl::Status ReadCodes(std::string_view flag, const std::string& text, std::vector<int>& codes) {
   if (text.empty()) return absl::OkStatus();
@@ -80,20 +52,10 @@ absl::Status ReadCodes(std::string_view flag, const std::string& text, std::vect
     if (read.ok() && dash != std::string::npos)
       read = ReadInteger(flag, part.substr(dash + 1), 1, 255, last);
     if (!read.ok() || first == 0 || last < first)
-      return Refuse(flag, text, "exit codes from 1 to 255 such as 1,9,128-255");
+      return RefuseValue(flag, text, "exit codes from 1 to 255 such as 1,9,128-255");
     for (int code = first; code <= last; ++code) codes.push_back(code);
   }
   return absl::OkStatus();
-}
-
-absl::Status CheckJobId(const std::string& id) {
-  const bool fits =
-      id.size() <= 64 &&
-      id.find_first_not_of("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789._-") ==
-          std::string::npos;
-  if (fits && (id.empty() || (id[0] != '.' && id[0] != '-'))) return absl::OkStatus();
-  return Refuse("--job", id,
-                "up to 64 letters, digits, '.', '_' or '-', not starting with '.' or '-'");
 }
 
 // torchrun's own flags, so that its command lines run unchanged on one machine.
@@ -167,7 +129,7 @@ size_t CommandStart(const std::vector<std::string>& arguments, CLI::App& app, si
 absl::Status ReadWorkers(const std::string& text, int& workers) {
   const bool wants_gpu = text == "gpu";
   const int gpus = wants_gpu || text == "auto" ? CountGpus() : 0;
-  if (wants_gpu && gpus == 0) return Refuse("-n", text, "a machine with GPUs, or a number");
+  if (wants_gpu && gpus == 0) return RefuseValue("-n", text, "a machine with GPUs, or a number");
   if (wants_gpu || gpus > 0) {
     workers = gpus;
     return absl::OkStatus();
@@ -185,14 +147,14 @@ absl::Status ReadBinding(const std::string& text, BindTo& bind) {
   } else if (text == "core") {
     bind = BindTo::kCore;
   } else if (!text.empty() && text != "none") {
-    return Refuse("--bind", text, "none, numa or core");
+    return RefuseValue("--bind", text, "none, numa or core");
   }
   return absl::OkStatus();
 }
 
 absl::Status InterpretTorchrun(const RawOptions& raw, LaunchOptions& options) {
   if (!raw.nodes.empty() && raw.nodes != "1" && raw.nodes != "1:1")
-    return Refuse("--nnodes", raw.nodes, "1 (several machines are not supported yet)");
+    return RefuseValue("--nnodes", raw.nodes, "1 (several machines are not supported yet)");
   if (raw.module && raw.no_python)
     return Error(absl::StatusCode::kInvalidArgument, "-m and --no-python: at most one wanted");
   if (raw.module) options.interpreter = Interpreter::kModule;
@@ -216,10 +178,10 @@ absl::Status Interpret(const RawOptions& raw, LaunchOptions& options) {
   OUTLAST_RETURN_IF_ERROR(ReadCodes("--no-retry", raw.no_retry, job.no_retry_codes));
   OUTLAST_RETURN_IF_ERROR(ReadCodes("--retry", raw.retry, job.retry_codes));
   OUTLAST_RETURN_IF_ERROR(CheckJobId(options.job_id));
-  if (options.run_dir.empty()) return Refuse("--run-dir", "", "a folder");
+  if (options.run_dir.empty()) return RefuseValue("--run-dir", "", "a folder");
   const std::string& input = raw.standard_input;
   if (!input.empty() && input != "none" && input != "0")
-    return Refuse("--stdin", input, "none or 0");
+    return RefuseValue("--stdin", input, "none or 0");
   options.stdin_to_rank_0 = input == "0" || (input.empty() && job.world == 1);
   return absl::OkStatus();
 }
@@ -229,7 +191,7 @@ absl::Status RefuseEmptyValues(CLI::App& app) {
   for (const CLI::Option* option : app.get_options()) {
     if (option->get_expected_min() == 0) continue;
     for (const std::string& value : option->results()) {
-      if (value.empty()) return Refuse(option->get_name(), "", "a value");
+      if (value.empty()) return RefuseValue(option->get_name(), "", "a value");
     }
   }
   return absl::OkStatus();
@@ -241,7 +203,8 @@ absl::Status RefuseCutValues(CLI::App& app, const std::vector<std::string>& flag
     if (!flag.starts_with("--") || !flag.ends_with('=')) continue;
     const std::string name = flag.substr(0, flag.size() - 1);
     const CLI::Option* option = app.get_option_no_throw(name);
-    if (option != nullptr && option->get_expected_min() > 0) return Refuse(name, "", "a value");
+    if (option != nullptr && option->get_expected_min() > 0)
+      return RefuseValue(name, "", "a value");
   }
   return absl::OkStatus();
 }

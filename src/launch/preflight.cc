@@ -94,6 +94,7 @@ ProbeFinding RunProbe(std::string name, ProgramCall call, absl::Duration limit, 
 std::vector<ProbeFinding> RunPreflight(const PreflightOptions& options) {
   std::vector<ProbeFinding> findings;
   for (const Check& check : options.checks) {
+    if (options.stopped()) return findings;
     ProgramCall call;
     call.command = {options.tool, "preflight",
                     "--only",     std::string(check.name),
@@ -105,6 +106,7 @@ std::vector<ProbeFinding> RunPreflight(const PreflightOptions& options) {
                  [&](const ProgramEnd& end) { return JudgeCheck(check, end, options.limit); }));
   }
   for (const std::string& program : options.programs) {
+    if (options.stopped()) return findings;
     ProgramCall call;
     call.command = {"/bin/sh", "-c", program};
     findings.push_back(

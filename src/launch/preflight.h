@@ -7,6 +7,7 @@
 // (fail open), which is warned of.
 #pragma once
 
+#include <functional>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -41,14 +42,16 @@ const std::vector<Check>& Checks();
 absl::StatusOr<Check> FindCheck(std::string_view name);
 
 struct PreflightOptions {
-  std::string tool;                          // the path of `outlast`
-  std::string folder;                        // where the disk check writes
-  std::vector<Check> checks = Checks();      // in this order
-  std::vector<std::string> programs;         // commands for /bin/sh -c
-  absl::Duration limit = absl::Seconds(10);  // of each
+  std::string tool;                                      // the path of `outlast`
+  std::string folder;                                    // where the disk check writes
+  std::vector<Check> checks = Checks();                  // in this order
+  std::vector<std::string> programs;                     // commands for /bin/sh -c
+  absl::Duration limit = absl::Seconds(10);              // of each
+  std::function<bool()> stopped = [] { return false; };  // asked before each: nobody waits any more
 };
 
-// One after the other, so that none disturbs another. Blocks; at most `limit` each.
+// One after the other, so that none disturbs another. Blocks; at most `limit` each. Of a program's
+// helpers in groups of their own nobody asks here: the tool ends them.
 std::vector<ProbeFinding> RunPreflight(const PreflightOptions& options);
 
 // What unfit findings say, in one line; empty: the node may join.

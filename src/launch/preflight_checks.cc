@@ -117,16 +117,6 @@ Measured SendLoopback(const std::string&) {
   return MegabytesPerSecond(kMovedBytes, took);
 }
 
-absl::Status WriteAll(int fd, std::span<const std::byte> bytes) {
-  for (size_t done = 0; done < bytes.size();) {
-    const ssize_t size = write(fd, bytes.data() + done, bytes.size() - done);
-    if (size < 0 && errno == EINTR) continue;
-    if (size <= 0) return ErrnoStatus(size < 0 ? errno : ENOSPC, "write");
-    done += static_cast<size_t>(size);
-  }
-  return absl::OkStatus();
-}
-
 absl::Status ReadAll(int fd, std::span<std::byte> bytes) {
   for (size_t done = 0; done < bytes.size();) {
     const ssize_t size =
@@ -144,6 +134,9 @@ Measured WriteDisk(const std::string& folder) {
   if (!file.is_open()) {
     std::string path = folder + "/.outlast-preflight-XXXXXX";
     file = UniqueFd(mkostemp(path.data(), O_CLOEXEC));
+    // A file system that turned read-only has seen errors.
+    if (!file.is_open() && errno == EROFS)
+      return Error(absl::StatusCode::kDataLoss, "make a file: {}", std::strerror(EROFS));
     if (!file.is_open()) return ErrnoStatus(errno, "make a file");
     unlink(path.c_str());
   }

@@ -1,24 +1,41 @@
 #include "launch/preflight_tool.h"
 
+#include <signal.h>
+#include <sys/prctl.h>
+#include <sys/signalfd.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include <CLI/CLI.hpp>
+#include <algorithm>
+#include <atomic>
+#include <cerrno>
+#include <charconv>
+#include <cmath>
 #include <nlohmann/json.hpp>
 #include <ostream>
+#include <thread>
+#include <utility>
 
 #include "base/error.h"
+#include "base/event_loop.h"
+#include "base/flag_values.h"
 #include "launch/options.h"
 #include "launch/preflight.h"
+#include "launch/process.h"
+#include "outlast/base/fd.h"
 #include "outlast/base/status.h"
 #include "outlast/elastic/exit_code.h"
 
 namespace outlast {
 namespace {
 
+constexpr absl::Duration kEndLimit = absl::Seconds(5);
+
 struct Arguments {
   std::string folder = ".";
   std::vector<std::string> only, floors, programs;
-  double limit_s = 10;
+  std::string limit;
   bool here = false, wants_json = false;
 };
 
@@ -27,14 +44,15 @@ absl::Status SetFloor(const std::string& text, std::vector<Check>& checks) {
   const size_t equals = text.find('=');
   const std::string name = text.substr(0, equals);
   OUTLAST_RETURN_IF_ERROR(FindCheck(name).status());
-  char* end = nullptr;
   const std::string number = equals == std::string::npos ? "" : text.substr(equals + 1);
-  const double floor = std::strtod(number.c_str(), &end);
-  if (number.empty() || *end != '\0' || !(floor >= 0)) {
-    return Error(absl::StatusCode::kInvalidArgument,
-                 "--floor '{}': a check's name, '=' and a number from 0 wanted, such as disk=10",
-                 text);
-  }
+  double floor = -1;
+  const auto [end, error] = std::from_chars(number.data(), number.data() + number.size(), floor);
+  if (error != std::errc() || end != number.data() + number.size() || !std::isfinite(floor) ||
+      floor < 0)
+    return RefuseValue("--floor", text, "a check's name, '=' and a number from 0, as in disk=10,");
+  const auto is_meant = [&](const Check& check) { return check.name == name; };
+  if (std::none_of(checks.begin(), checks.end(), is_meant))
+    return RefuseValue("--floor", text, "a check that --only names");
   for (Check& check : checks) {
     if (check.name == name) check.floor = floor;
   }
@@ -45,7 +63,8 @@ absl::StatusOr<std::vector<Check>> ChecksOf(const Arguments& arguments) {
   std::vector<Check> checks;
   for (const std::string& name : arguments.only) {
     OUTLAST_ASSIGN_OR_RETURN(const Check check, FindCheck(name));
-    checks.push_back(check);
+    const auto is_same = [&](const Check& one) { return one.name == check.name; };
+    if (std::none_of(checks.begin(), checks.end(), is_same)) checks.push_back(check);
   }
   if (checks.empty()) checks = Checks();
   for (const std::string& floor : arguments.floors)
@@ -71,6 +90,77 @@ void Print(const std::vector<ProbeFinding>& findings, bool as_json, std::ostream
     out << all.dump(-1, ' ', false, nlohmann::ordered_json::error_handler_t::replace) << '\n';
 }
 
+// A slip in the command line says nothing of the node, and is not let pass as if it did.
+absl::Status CheckFolder(const std::string& folder) {
+  struct stat file {};
+  if (stat(folder.c_str(), &file) != 0) return ErrnoStatus(errno, "--folder '" + folder + "'");
+  if (!S_ISDIR(file.st_mode)) return RefuseValue("--folder", folder, "a folder");
+  if (access(folder.c_str(), W_OK) != 0 && errno != EROFS)
+    return ErrnoStatus(errno, "--folder '" + folder + "'");
+  return absl::OkStatus();
+}
+
+absl::StatusOr<PreflightOptions> OptionsOf(const Arguments& arguments) {
+  PreflightOptions options;
+  OUTLAST_ASSIGN_OR_RETURN(options.checks, ChecksOf(arguments));
+  OUTLAST_RETURN_IF_ERROR(CheckFolder(arguments.folder));
+  OUTLAST_RETURN_IF_ERROR(ReadSeconds("--limit", arguments.limit, options.limit));
+  if (options.limit == absl::ZeroDuration())
+    return RefuseValue("--limit", arguments.limit, "seconds, more than 0");
+  for (const std::string& program : arguments.programs) {
+    if (program.empty()) return RefuseValue("--probe", program, "a command");
+  }
+  options.folder = arguments.folder;
+  options.programs = arguments.programs;
+  options.tool.resize(4096);
+  const ssize_t length = readlink("/proc/self/exe", options.tool.data(), options.tool.size());
+  options.tool.resize(length < 0 ? 0 : static_cast<size_t>(length));
+  return options;
+}
+
+// What was found until the end, or until a signal that stops it, which is returned (0: none). All
+// that the probes have started is ended, helpers in sessions of their own too.
+absl::StatusOr<std::pair<std::vector<ProbeFinding>, int>> RunUntilSignal(PreflightOptions options) {
+  prctl(PR_SET_CHILD_SUBREAPER, 1);
+  sigset_t stops;
+  sigemptyset(&stops);
+  for (const int signal : {SIGINT, SIGTERM, SIGHUP}) sigaddset(&stops, signal);
+  pthread_sigmask(SIG_BLOCK, &stops, nullptr);  // before the thread
+  const UniqueFd signals(signalfd(-1, &stops, SFD_CLOEXEC | SFD_NONBLOCK));
+  if (!signals.is_open()) return ErrnoStatus(errno, "take signals");
+  OUTLAST_ASSIGN_OR_RETURN(const std::unique_ptr<EventLoop> loop, EventLoop::Make());
+  std::atomic<bool> stopped{false};
+  options.stopped = [&] { return stopped.load(); };
+  std::vector<ProbeFinding> findings;
+  int stop_signal = 0;
+  OUTLAST_RETURN_IF_ERROR(loop->Watch(signals.get(), [&] {
+    signalfd_siginfo taken{};
+    if (read(signals.get(), &taken, sizeof taken) != static_cast<ssize_t>(sizeof taken)) return;
+    stop_signal = static_cast<int>(taken.ssi_signo);
+    loop->Stop();
+  }));
+  std::thread work([&] {
+    pthread_setname_np(pthread_self(), "outlast-probes");
+    findings = RunPreflight(options);
+    loop->Stop();
+  });
+  loop->Run();
+  stopped = true;
+  absl::Status ended = stop_signal == 0 ? absl::OkStatus() : EndDescendants(kEndLimit);
+  work.join();
+  if (ended.ok()) ended = EndDescendants(kEndLimit);
+  if (!ended.ok()) PrintToStderr("outlast: preflight: {}\n", MessageOf(ended));
+  return std::make_pair(std::move(findings), stop_signal);
+}
+
+void WarnOfUnknown(const std::vector<ProbeFinding>& findings, std::ostream& err) {
+  const auto is_unknown = [](const ProbeFinding& one) { return one.fitness == Fitness::kUnknown; };
+  const auto unknown = std::count_if(findings.begin(), findings.end(), is_unknown);
+  if (unknown == 0) return;
+  err << fmt::format("outlast: preflight: {} of {} say nothing about this node, and pass\n",
+                     unknown, findings.size());
+}
+
 }  // namespace
 
 int RunPreflightTool(const std::vector<std::string>& words, std::ostream& out, std::ostream& err) {
@@ -85,7 +175,7 @@ int RunPreflightTool(const std::vector<std::string>& words, std::ostream& out, s
       ->delimiter(',');
   app.add_option("--floor", arguments.floors, "NAME=NUMBER: what a check wants at least");
   app.add_option("--probe", arguments.programs, "A command to run as well; may be given again");
-  app.add_option("--limit", arguments.limit_s, "Seconds for each (10)")->check(CLI::PositiveNumber);
+  app.add_option("--limit", arguments.limit, "Seconds for each (10)");
   app.add_flag("--json", arguments.wants_json, "As a JSON array");
   app.add_flag("--here", arguments.here, "One check, in this process: its exit code")->group("");
   try {
@@ -94,28 +184,28 @@ int RunPreflightTool(const std::vector<std::string>& words, std::ostream& out, s
     out << app.help();
     return 0;
   } catch (const CLI::ParseError& error) {
-    err << "outlast: preflight: " << error.what() << '\n';
+    err << "outlast: preflight: " << error.what() << ": see outlast preflight --help\n";
     return kExitRefused;
   }
-  const auto checks = ChecksOf(arguments);
-  if (!checks.ok()) {
-    err << "outlast: preflight: " << MessageOf(checks.status()) << '\n';
+  auto options = OptionsOf(arguments);
+  if (!options.ok()) {
+    err << "outlast: preflight: " << MessageOf(options.status()) << '\n';
     return kExitRefused;
   }
   if (arguments.here) {
-    const CheckEnd end = RunCheck(checks->front(), arguments.folder);
+    const CheckEnd end = RunCheck(options->checks.front(), arguments.folder);
     out << end.line << '\n';
     return end.code;
   }
-  std::string self(4096, '\0');
-  const ssize_t length = readlink("/proc/self/exe", self.data(), self.size());
-  self.resize(length < 0 ? 0 : static_cast<size_t>(length));
-  const auto findings = RunPreflight({.tool = self,
-                                      .folder = arguments.folder,
-                                      .checks = *checks,
-                                      .programs = arguments.programs,
-                                      .limit = absl::Seconds(arguments.limit_s)});
+  const auto found = RunUntilSignal(*std::move(options));
+  if (!found.ok()) {
+    err << "outlast: preflight: " << MessageOf(found.status()) << '\n';
+    return kExitRefused;
+  }
+  const auto& [findings, stop_signal] = *found;
   Print(findings, arguments.wants_json, out);
+  WarnOfUnknown(findings, err);
+  if (stop_signal != 0) return 128 + stop_signal;
   return WhyUnfit(findings).empty() ? 0 : ExitCodeOf(JobOutcome::kExcluded);
 }
 

@@ -104,6 +104,23 @@ TEST_F(JournalFileTest, ATailThatIsCutAtAnyByteIsCutOff) {
   }
 }
 
+TEST_F(JournalFileTest, WhatIsCutOffIsKept) {
+  { ASSERT_TRUE(JournalFile::Open(folder_, "job")->Append(Record({}, 1)).ok()); }
+  std::ofstream(folder_ + "/coordinator.journal", std::ios::app) << "torn";
+  ASSERT_TRUE(JournalFile::Open(folder_, "job").ok());
+  std::ifstream cut(folder_ + "/coordinator.journal.cut");
+  EXPECT_EQ(std::string(std::istreambuf_iterator<char>(cut), {}), "torn");
+}
+
+TEST_F(JournalFileTest, IsNotMadeOfSomethingElse) {
+  const std::string path = folder_ + "/coordinator.journal";
+  std::ofstream(path) << std::string(3000, '\xf3');
+  const auto opened = JournalFile::Open(folder_, "job");
+  EXPECT_EQ(opened.status().code(), absl::StatusCode::kDataLoss);
+  EXPECT_THAT(std::string(MessageOf(opened.status())), HasSubstr("3000 bytes"));
+  EXPECT_EQ(std::filesystem::file_size(path), 3000u);
+}
+
 TEST_F(JournalFileTest, IsHeldByOneAtATime) {
   const auto first = JournalFile::Open(folder_, "job");
   ASSERT_TRUE(first.ok());

@@ -1,6 +1,7 @@
 // The coordinator as a process of its own, killed and stopped; agents in other processes.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <sys/resource.h>
 
 #include <filesystem>
 #include <fstream>
@@ -8,6 +9,8 @@
 #include <string>
 #include <vector>
 
+#include "base/socket.h"
+#include "outlast/base/fd.h"
 #include "outlast/testing/time_factor.h"
 #include "tests/support/paths.h"
 #include "tests/support/piped_process.h"
@@ -129,6 +132,43 @@ TEST_F(CoordinatorProcess, AStoppedAgentIsLostAndTheOthersGoOn) {
   EXPECT_NE(agents_[0]->LineWith("open 2", Within(20)), "");
 }
 
+TEST_F(CoordinatorProcess, StoppedBeforeAnybodyCameItEndsAtOnceAndItsJournalIsUsedUp) {
+  StartCoordinator("1", {"--serve-late", "600"});
+  coordinator_->Signal(SIGTERM);
+  EXPECT_EQ(coordinator_->Wait(Within(10)), 81) << coordinator_->seen();
+
+  const auto again = Coordinate("1", {"--serve-late", "0"});
+  EXPECT_EQ(again->Wait(Within(10)), 85);
+  EXPECT_THAT(again->seen(), HasSubstr("it had ended before, with 81"));
+  EXPECT_THAT(again->seen(), HasSubstr("a new job wants a new folder"));
+}
+
+TEST_F(CoordinatorProcess, ASecondSignalEndsTheWaitForLateAgents) {
+  StartCoordinator("1", {"--serve-late", "600"});
+  PipedProcess& agent = StartAgents(0, 1);
+  ASSERT_NE(agent.LineWith("open 1", Within(10)), "");
+  coordinator_->Signal(SIGTERM);
+  ASSERT_NE(coordinator_->LineWith("job job ends with 8", Within(60)), "") << coordinator_->seen();
+  coordinator_->Signal(SIGTERM);
+  EXPECT_NE(coordinator_->Wait(Within(10)), -1);
+}
+
+// gRPC gives up listening for good where accept finds no descriptor.
+TEST_F(CoordinatorProcess, ManyWhoSayNothingDoNotStopItFromListening) {
+  rlimit before{};
+  ASSERT_EQ(getrlimit(RLIMIT_NOFILE, &before), 0);
+  const rlimit low{64, before.rlim_max};
+  ASSERT_EQ(setrlimit(RLIMIT_NOFILE, &low), 0);
+  StartCoordinator("1");
+  ASSERT_EQ(setrlimit(RLIMIT_NOFILE, &before), 0);
+  {
+    std::vector<UniqueFd> silent;
+    const auto address = NumericAddress(*HostPort::Parse(listen_));
+    for (int i = 0; i < 200; ++i) silent.push_back(StartConnect(*address).value());
+    EXPECT_NE(StartAgents(0, 1).LineWith("open 1", Within(20)), "") << coordinator_->seen();
+  }
+}
+
 TEST_F(CoordinatorProcess, AJobOfOneNodeLoadsNoGrpc) {
   PipedProcess tool({BuildFolder() / "outlast", "run", "-n", "1", "--run-dir", folder_ + "/runs",
                      "--", "/bin/sh", "-c", "cat /proc/$PPID/maps; echo; echo up; sleep 60"});
@@ -147,6 +187,17 @@ TEST_F(CoordinatorProcess, RefusesNonsenseInOneLine) {
   EXPECT_EQ(coordinator->Wait(Within(10)), 85);
   EXPECT_EQ(coordinator->seen(),
             "outlast: coordinator: --nnodes '3:x': N or MIN:MAX is wanted, such as 4 or 2:4\n");
+  const auto refuses = [&](const std::string& flag, const std::string& value) {
+    const auto other = Coordinate("1", {flag, value});
+    EXPECT_EQ(other->Wait(Within(10)), 85) << flag << " " << value;
+    EXPECT_THAT(other->seen(), HasSubstr(flag + " '" + value + "': "));
+  };
+  for (const char* value : {"-1", "nan", "inf", "1e300", "x"}) {
+    refuses("--serve-late", value);
+    refuses("--join-timeout", value);
+  }
+  refuses("--token-fd", "-1");
+  refuses("--max-restarts", "-1");
 }
 
 }  // namespace

@@ -126,7 +126,7 @@ TEST_F(Sys, CoresAreNeverShared) {
   MakeTwoPackages();
   const auto bindings = Bind(Read(UpTo(16)), 9, BindTo::kCore);
   EXPECT_THAT(std::string(MessageOf(bindings.status())),
-              AllOf(HasSubstr("5 workers on NUMA node 0"), HasSubstr("has 4 cores"),
+              AllOf(HasSubstr("5 workers on NUMA node 0"), HasSubstr("cores for us there: 4"),
                     HasSubstr("--bind numa")));
 }
 

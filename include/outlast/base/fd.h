@@ -34,6 +34,9 @@ class UniqueFd {
 // A second descriptor for the same open file, close-on-exec.
 absl::StatusOr<UniqueFd> Duplicate(int fd);
 
+// Raises the soft limit of open descriptors to the hard one.
+void RaiseDescriptorLimit();
+
 // Writes all of `bytes`, over short writes and EINTR.
 absl::Status WriteAll(int fd, std::span<const std::byte> bytes);
 

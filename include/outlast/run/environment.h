@@ -9,13 +9,15 @@
 
 namespace outlast {
 
-//   RANK, WORLD_SIZE, LOCAL_RANK      integers, rank < world: from `outlast run`, torchrun, by
-//   hand; without them those of Open MPI (OMPI_COMM_WORLD_RANK, ...), MPICH (PMI_RANK, ...) or a
-//   Slurm step (SLURM_PROCID, SLURM_STEP_NUM_TASKS, ...). `outlast env` shows what is found, and
-//   why. OUTLAST_SOCKET_FD     the SOCK_SEQPACKET descriptor to the agent OUTLAST_BLACKBOX_FD   the
-//   memfd of this rank's black box OUTLAST_RUN_DIR       RUN_DIR, OUTLAST_RUN_ID its run id (32 hex
-//   digits), OUTLAST_INCARNATION (decimal, from 1) OUTLAST_ADDRESS       the host, a name or a
-//   number, that ranks of other nodes reach this node by (default 127.0.0.1)
+// - RANK, WORLD_SIZE, LOCAL_RANK: integers, rank < world; from `outlast run`, torchrun, or by hand.
+//   Without them those of Open MPI (OMPI_COMM_WORLD_RANK, ...), MPICH (PMI_RANK, ...) or a Slurm
+//   step (SLURM_PROCID, SLURM_STEP_NUM_TASKS, ...). `outlast env` shows what is found, and why.
+// - OUTLAST_SOCKET_FD: the SOCK_SEQPACKET descriptor to the agent.
+// - OUTLAST_BLACKBOX_FD: the memfd of this rank's black box.
+// - OUTLAST_RUN_DIR: RUN_DIR. OUTLAST_RUN_ID: its run id, 32 hex digits.
+// - OUTLAST_INCARNATION: decimal, from 1.
+// - OUTLAST_ADDRESS: the host, a name or a number, that ranks of other nodes reach this node by
+//   (127.0.0.1).
 struct WorkerEnvironment {
   int rank = 0;
   int world = 1;

@@ -1,0 +1,20 @@
+// Values of command-line flags. Each error is kInvalidArgument, one line: flag, found, wanted.
+#pragma once
+
+#include <string>
+#include <string_view>
+
+#include "absl/status/status.h"
+#include "absl/time/time.h"
+
+namespace outlast {
+
+absl::Status RefuseValue(std::string_view flag, std::string_view found, std::string_view wanted);
+// An empty text leaves `value` as it is.
+absl::Status ReadInteger(std::string_view flag, const std::string& text, int least, int most,
+                         int& value);
+absl::Status ReadSeconds(std::string_view flag, const std::string& text, absl::Duration& value);
+// A job's id is part of file names and messages. An empty one passes: the root's.
+absl::Status CheckJobId(const std::string& id);
+
+}  // namespace outlast
