@@ -35,8 +35,8 @@ absl::Status SyncFolder(const std::string& folder) {
   return absl::OkStatus();
 }
 
-absl::StatusOr<UniqueFd> OpenFile(const std::string& path) {
-  UniqueFd fd(open(path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0600));
+absl::StatusOr<UniqueFd> OpenFile(const std::string& path, int flags) {
+  UniqueFd fd(open(path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC | flags, 0600));
   if (!fd.is_open()) return ErrnoStatus(errno, path);
   return fd;
 }
@@ -67,7 +67,7 @@ absl::StatusOr<JournalFile> JournalFile::Open(const std::string& folder, const s
   JournalFile journal;
   OUTLAST_RETURN_IF_ERROR(journal.Lock(folder, job));
   journal.path_ = folder + "/coordinator.journal";
-  OUTLAST_ASSIGN_OR_RETURN(journal.file_, OpenFile(journal.path_));
+  OUTLAST_ASSIGN_OR_RETURN(journal.file_, OpenFile(journal.path_, O_APPEND));
   OUTLAST_ASSIGN_OR_RETURN(const std::string bytes, ReadAll(journal.file_.get(), journal.path_));
   auto content = ReadJournal(bytes);
   if (!content.ok()) return Annotate(content.status(), journal.path_);
@@ -84,7 +84,7 @@ absl::StatusOr<JournalFile> JournalFile::Open(const std::string& folder, const s
 
 absl::Status JournalFile::Lock(const std::string& folder, const std::string& job) {
   const std::string path = folder + "/coordinator.lock";
-  OUTLAST_ASSIGN_OR_RETURN(lock_, OpenFile(path));
+  OUTLAST_ASSIGN_OR_RETURN(lock_, OpenFile(path, 0));
   OUTLAST_ASSIGN_OR_RETURN(const std::string holder, ReadAll(lock_.get(), path));
   if (flock(lock_.get(), LOCK_EX | LOCK_NB) != 0) {
     if (errno != EWOULDBLOCK) return ErrnoStatus(errno, path);
@@ -115,20 +115,21 @@ absl::Status JournalFile::Append(std::string_view bytes) {
   // A lock does not reach across every file system: what others did is seen in the file.
   if (ours.st_ino != named.st_ino || ours.st_dev != named.st_dev)
     return Error(absl::StatusCode::kAborted, "{}: it was replaced by another file", path_);
-  if (static_cast<uint64_t>(ours.st_size) != size_) {
-    return Error(absl::StatusCode::kAborted,
-                 "{}: {} bytes, this coordinator wrote {}: another one writes to it", path_,
-                 ours.st_size, size_);
-  }
-  while (!bytes.empty()) {
-    const ssize_t put = pwrite(file_.get(), bytes.data(), bytes.size(), static_cast<off_t>(size_));
-    if (put < 0 && errno == EINTR) continue;
-    if (put < 0) return ErrnoStatus(errno, path_);
-    size_ += static_cast<uint64_t>(put);
-    bytes.remove_prefix(static_cast<size_t>(put));
-  }
-  if (fdatasync(file_.get()) != 0) return ErrnoStatus(errno, path_);
-  return absl::OkStatus();
+  OUTLAST_RETURN_IF_ERROR(CheckSize(static_cast<uint64_t>(ours.st_size)));
+  if (absl::Status written = WriteAll(file_.get(), std::as_bytes(std::span(bytes))); !written.ok())
+    return Annotate(written, path_);
+  size_ += bytes.size();
+  if (fdatasync(file_.get()) != 0 || fstat(file_.get(), &ours) != 0)
+    return ErrnoStatus(errno, path_);
+  // Whoever wrote since the look above stands before what was appended.
+  return CheckSize(static_cast<uint64_t>(ours.st_size));
+}
+
+absl::Status JournalFile::CheckSize(uint64_t found) const {
+  if (found == size_) return absl::OkStatus();
+  return Error(absl::StatusCode::kAborted,
+               "{}: {} bytes, this coordinator wrote {}: another one writes to it", path_, found,
+               size_);
 }
 
 }  // namespace outlast

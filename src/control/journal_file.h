@@ -35,6 +35,7 @@ class JournalFile {
  private:
   JournalFile() = default;
   absl::Status Lock(const std::string& folder, const std::string& job);
+  absl::Status CheckSize(uint64_t found) const;
 
   UniqueFd lock_;
   UniqueFd file_;

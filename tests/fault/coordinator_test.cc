@@ -106,7 +106,8 @@ TEST_F(CoordinatorProcess, OneThatSomebodyElseWroteBehindStepsDown) {
   StartCoordinator("1");
   std::ofstream(folder_ + "/journal/coordinator.journal", std::ios::app) << "x";
   StartAgents(0, 1);
-  EXPECT_NE(coordinator_->LineWith("another one writes to it", Within(10)), "");
+  EXPECT_NE(coordinator_->LineWith("another one writes to it", Within(10)), "")
+      << coordinator_->seen() << agents_.back()->seen();
   EXPECT_EQ(coordinator_->Wait(Within(10)), 84);
 }
 
