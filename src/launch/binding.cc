@@ -71,6 +71,7 @@ std::vector<int> ReadCards(const fs::path& sys) {
       numa_of[entry.path().filename()] = ReadNumber(entry.path() / "numa_node", -1);
   }
   std::vector<int> numas;
+  numas.reserve(numa_of.size());
   for (const auto& [address, numa] : numa_of) numas.push_back(numa);
   return numas;
 }
@@ -194,7 +195,8 @@ absl::StatusOr<std::vector<Binding>> Bind(const Topology& topology, int slots, B
     for (const Core& core : topology.cores) {
       if (core.numa == numa) cores.push_back(&core);
     }
-    const auto here = static_cast<size_t>(std::count(numa_of.begin(), numa_of.end(), numa));
+    const auto here =
+        std::max<size_t>(1, static_cast<size_t>(std::count(numa_of.begin(), numa_of.end(), numa)));
     if (to == BindTo::kCore && cores.size() < here) {
       return Error(absl::StatusCode::kInvalidArgument,
                    "--bind core: {} workers on NUMA node {}, cores for us there: {}; at most one a "
@@ -205,9 +207,12 @@ absl::StatusOr<std::vector<Binding>> Bind(const Topology& topology, int slots, B
     for (size_t slot = 0; slot < numa_of.size(); ++slot) {
       if (numa_of[slot] != numa) continue;
       bindings[slot].numa = numa;
-      const bool shares = to == BindTo::kNuma;
-      AddCores(cores, shares ? 0 : place * cores.size() / here,
-               shares ? cores.size() : (place + 1) * cores.size() / here, bindings[slot]);
+      if (to == BindTo::kNuma) {
+        AddCores(cores, 0, cores.size(), bindings[slot]);
+      } else {
+        AddCores(cores, place * cores.size() / here, (place + 1) * cores.size() / here,
+                 bindings[slot]);
+      }
       ++place;
     }
   }

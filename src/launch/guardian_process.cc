@@ -23,7 +23,7 @@
 #include "launch/run_ledger.h"
 #include "outlast/base/clock.h"
 
-extern char** environ;
+extern char** environ;  // NOLINT(readability-redundant-declaration): POSIX asks for it
 
 namespace outlast {
 namespace {

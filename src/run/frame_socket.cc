@@ -163,7 +163,7 @@ bool FrameSocket::Parse(std::string_view bytes) {
       continue;
     const auto ears = ears_;
     const auto is_gone = is_gone_;
-    ears->on_frame(frame.channel, std::move(frame.payload));
+    ears->on_frame(frame.channel, frame.payload);
     if (*is_gone || is_over_) return false;
     if (is_finishing_) return true;  // the rest is dropped
   }

@@ -21,8 +21,8 @@ class FrameSocket {
  public:
   struct Ears {
     // Beats are not told.
-    std::function<void(uint16_t channel, std::string payload)> on_frame = [](uint16_t,
-                                                                             std::string) {};
+    std::function<void(uint16_t channel, const std::string& payload)> on_frame =
+        [](uint16_t, const std::string&) {};
     // Nothing is heard any more. kUnavailable: closed or broken; kDeadlineExceeded: silent;
     // else what came is no frame (FrameParser), and last words may still be sent.
     std::function<void(const absl::Status& why)> on_end = [](const absl::Status&) {};

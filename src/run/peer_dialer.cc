@@ -79,14 +79,15 @@ void PeerDialer::Connect() {
   is_proven_ = false;
   greeting_.emplace(self_, options_.token, Id128::Random());
   socket_ = std::make_unique<FrameSocket>(loop_, std::move(*fd), kMaxGreetingBytes);
-  socket_->Listen(
-      {.on_frame = [this](uint16_t channel, std::string payload) { OnFrame(channel, payload); },
-       .on_end =
-           [this](const absl::Status& why) {
-             if (absl::IsUnavailable(why) || absl::IsDeadlineExceeded(why)) return Fail(why);
-             ears_.on_refused(TakeSocket(), why);
-             Retry();
-           }});
+  socket_->Listen({.on_frame = [this](uint16_t channel,
+                                      const std::string& payload) { OnFrame(channel, payload); },
+                   .on_end =
+                       [this](const absl::Status& why) {
+                         if (absl::IsUnavailable(why) || absl::IsDeadlineExceeded(why))
+                           return Fail(why);
+                         ears_.on_refused(TakeSocket(), why);
+                         Retry();
+                       }});
   socket_->SendWord(PeerWord::kHello, greeting_->hello());
   timer_ = loop_.RunAfter(options_.greeting, [this] {
     Fail(Error(absl::StatusCode::kDeadlineExceeded, "it did not answer within {}",

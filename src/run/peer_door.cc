@@ -50,7 +50,7 @@ void PeerDoor::Let(UniqueFd fd) {
       .greeting = LeadGreeting(options_.job, options_.node, options_.token, Id128::Random())};
   guest.socket->Listen(
       {.on_frame = [this, id](uint16_t channel,
-                              std::string payload) { OnFrame(id, channel, payload); },
+                              const std::string& payload) { OnFrame(id, channel, payload); },
        .on_end = [this, id](const absl::Status& why) { OnEnd(id, why); }});
   guest.deadline = loop_.RunAfter(options_.greeting, [this, id] {
     Refuse(id, Error(absl::StatusCode::kDeadlineExceeded, "it did not greet within {}",

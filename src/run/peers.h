@@ -28,8 +28,8 @@ class Peers {
  public:
   // `channel` tells users apart; each hears only its own.
   struct Ears {
-    std::function<void(const std::string& node, std::string bytes)> on_message =
-        [](const std::string&, std::string) {};
+    std::function<void(const std::string& node, const std::string& bytes)> on_message =
+        [](const std::string&, const std::string&) {};
     // The connection stands, at first or again. Messages that were under way when it broke may be
     // lost: ask again.
     std::function<void(const std::string& node)> on_up = [](const std::string&) {};

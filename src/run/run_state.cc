@@ -382,7 +382,7 @@ bool RunState::is_offered() const {
 }
 
 Membership RunState::OnlyMembership() {
-  const Membership only{.generation = 1, .rank = rank(), .world = world()};
+  Membership only{.generation = 1, .rank = rank(), .world = world()};
   MutexLock lock(mutex_);
   entered_ = only.generation;
   box_.SetGeneration(only.generation, static_cast<uint32_t>(only.rank),

@@ -69,7 +69,7 @@ class TcpPeers final : public Peers {
   void Up(const std::string& node, Socket socket);
   void Down(const std::string& node, const std::string& why);
   static Socket Detach(Peer& peer);
-  void OnFrame(const std::string& node, uint16_t channel, std::string payload);
+  void OnFrame(const std::string& node, uint16_t channel, const std::string& payload);
   void OnLinkWord(const std::string& node, std::string_view payload);
   void OnEnd(const std::string& node, const absl::Status& why);
 
@@ -284,11 +284,10 @@ void TcpPeers::AdmitEarly() {
 void TcpPeers::Up(const std::string& node, Socket socket) {
   Peer& peer = peers_.at(node);
   peer.socket = std::move(socket);
-  peer.socket->Listen({.on_frame =
-                           [this, node](uint16_t channel, std::string payload) {
-                             OnFrame(node, channel, std::move(payload));
-                           },
-                       .on_end = [this, node](const absl::Status& why) { OnEnd(node, why); }});
+  peer.socket->Listen(
+      {.on_frame = [this, node](uint16_t channel,
+                                const std::string& payload) { OnFrame(node, channel, payload); },
+       .on_end = [this, node](const absl::Status& why) { OnEnd(node, why); }});
   peer.waiting_bytes = 0;
   for (Frame& frame : std::exchange(peer.waiting, {})) peer.socket->Send(std::move(frame));
   const uint64_t generation = group_.generation;
@@ -312,12 +311,12 @@ TcpPeers::Socket TcpPeers::Detach(Peer& peer) {
   return std::move(peer.socket);
 }
 
-void TcpPeers::OnFrame(const std::string& node, uint16_t channel, std::string payload) {
+void TcpPeers::OnFrame(const std::string& node, uint16_t channel, const std::string& payload) {
   if (channel == kLinkChannel) return OnLinkWord(node, payload);
   const auto found = ears_.find(channel);
   if (found == ears_.end()) return;
   const auto ears = found->second;
-  ears->on_message(node, std::move(payload));
+  ears->on_message(node, payload);
 }
 
 void TcpPeers::OnLinkWord(const std::string& node, std::string_view payload) {

@@ -67,10 +67,10 @@ std::string Readable(const grpc::Status& status) {
 class Outbox {
  public:
   // False: too much waits already.
-  bool Push(grpc::ByteBuffer frame) {
+  bool Push(const grpc::ByteBuffer& frame) {
     if (bytes_ + frame.Length() > kMostQueuedBytes) return false;
     bytes_ += frame.Length();
-    queue_.push_back(std::move(frame));
+    queue_.push_back(frame);  // counts references
     return true;
   }
   bool empty() const { return queue_.empty(); }
@@ -148,12 +148,12 @@ class ServerStream final : public grpc::ServerBidiReactor<grpc::ByteBuffer, grpc
     Lock lock(mutex_);
     if (!finished_) StartRead(&in_);
   }
-  void Send(grpc::ByteBuffer frame) {
+  void Send(const grpc::ByteBuffer& frame) {
     Lock lock(mutex_);
     if (closing_ || finished_) return;
     if (frame.Length() > kMaxFrameBytes) return Cut(TooLong(frame.Length()));
     const bool idle = out_.empty();
-    if (!out_.Push(std::move(frame))) return Cut("it does not read what it is sent");
+    if (!out_.Push(frame)) return Cut("it does not read what it is sent");
     if (idle) StartWrite(out_.front());
   }
   void Close(const std::string& reason) {
@@ -408,12 +408,12 @@ class ClientCall final : public grpc::ClientBidiReactor<grpc::ByteBuffer, grpc::
     StartRead(&in_);
     StartCall();
   }
-  void Send(grpc::ByteBuffer frame) {
+  void Send(const grpc::ByteBuffer& frame) {
     const size_t bytes = frame.Length();
     Lock lock(mutex_);
     if (ended_ || half_closed_) return;
     const bool idle = out_.empty();
-    if (bytes > kMaxFrameBytes || !out_.Push(std::move(frame))) {
+    if (bytes > kMaxFrameBytes || !out_.Push(frame)) {
       if (why_.empty())
         why_ = bytes > kMaxFrameBytes ? TooLong(bytes) : "it does not read what it is sent";
       context_.TryCancel();
