@@ -187,7 +187,7 @@ PersistRequest SaveService::RequestOf(const Save& save) const {
                              save.held[slot]->turn, &assignments_[slot],
                              rank_tables_[slot].aliases});
   }
-  request.run_id = keeper_.options().run_id;
+  request.run_id = keeper_.run_id();
   request.generation = save.generation;
   request.step = save.step;
   request.plan = plan_;
@@ -368,8 +368,7 @@ void SaveService::ArmAutoSave() {
   }
   const absl::Duration run_time = absl::Nanoseconds(MonotonicNanos() - started_ns_);
   IntervalModel model;
-  model.mean_between_interruptions = MeanBetweenInterruptions(
-      world_, run_time, static_cast<int64_t>(keeper_.job().faults().size()));
+  model.mean_between_interruptions = MeanBetweenInterruptions(world_, run_time, keeper_.faults());
   model.write = cost_.write();
   model.cost = cost_.cost().value_or(std::max(model.write, kFirstCost));
   auto_timer_ = keeper_.loop().RunAfter(interval_->Tune(model), [this] { AskForAutoSave(); });
@@ -407,8 +406,8 @@ std::optional<SaveService::Common> SaveService::FindCommon() const {
   std::vector<std::map<Key, Held>> held(buffers_.size());
   for (size_t slot = 0; slot < buffers_.size(); ++slot) {
     for (size_t i = 0; i < buffers_[slot].size(); ++i) {
-      const auto sealed = buffers_[slot][i].ReadSealed(keeper_.options().run_id, BootId(),
-                                                       assignments_[slot].layout_hash);
+      const auto sealed =
+          buffers_[slot][i].ReadSealed(keeper_.run_id(), BootId(), assignments_[slot].layout_hash);
       if (!sealed.ok()) continue;
       held[slot][{sealed->header.generation, sealed->header.step}] = {static_cast<int>(i),
                                                                       sealed->turn};

@@ -88,13 +88,12 @@ RemoteTierOptions SaveService::TierOptions() const {
   tier.remote = checkpointer_.remote;
   tier.plugins = options_.plugins;
   tier.root.job_name = options_.job_name.empty() ? checkpointer_.job : options_.job_name;
-  tier.root.run = keeper_.options().run_id;
+  tier.root.run = keeper_.run_id();
   tier.root.take_over = options_.take_over ? TakeOver::kYes : TakeOver::kNo;
   tier.auto_interval = [this](absl::Duration upload_time) {
     IntervalModel model;
-    model.mean_between_interruptions =
-        MeanBetweenInterruptions(world_, absl::Nanoseconds(MonotonicNanos() - started_ns_),
-                                 static_cast<int64_t>(keeper_.job().faults().size()));
+    model.mean_between_interruptions = MeanBetweenInterruptions(
+        world_, absl::Nanoseconds(MonotonicNanos() - started_ns_), keeper_.faults());
     model.cost = model.write = upload_time;
     return std::clamp(OptimalInterval(model), options_.shortest_auto, options_.longest_auto);
   };
@@ -239,8 +238,8 @@ void SaveService::MakeBuffersIfAllAsked() {
     return;
   making_ = true;
   io_->Post([this, alive = alive_, &loop = keeper_.loop(), tables = tables_,
-             job = opened_->root->job(), run = keeper_.options().run_id,
-             wanted = checkpointer_.buffers, extras = checkpointer_.extras_bytes] {
+             job = opened_->root->job(), run = keeper_.run_id(), wanted = checkpointer_.buffers,
+             extras = checkpointer_.extras_bytes] {
     struct Made {
       std::vector<RankTable> rank_tables;
       std::string plan;

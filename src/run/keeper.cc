@@ -40,12 +40,15 @@ absl::Status Malformed(const Message& message) {
 
 class Keeper::Impl {
  public:
-  Impl(EventLoop& loop, WorkerHost& host, KeeperOptions options)
+  Impl(EventLoop& loop, WorkerHost& host, KeeperOptions options,
+       std::unique_ptr<JobMachine> machine)
       : loop_(loop),
         host_(host),
         options_(std::move(options)),
-        job_(options_.job),
-        slots_(static_cast<size_t>(std::max(0, options_.job.world))) {}
+        machine_(std::move(machine)),
+        slots_(static_cast<size_t>(std::max(0, machine_->slots()))) {
+    machine_->Listen([this](JobMachine::Happening happening) { Take(std::move(happening)); });
+  }
 
   ~Impl() {
     for (Slot& slot : slots_) Disconnect(slot);
@@ -65,7 +68,8 @@ class Keeper::Impl {
 
   EventLoop& loop() { return loop_; }
   const KeeperOptions& options() const { return options_; }
-  const Job& job() const { return job_; }
+  JobMachine& machine() { return *machine_; }
+  int faults() const { return faults_; }
   uint64_t refused() const { return refused_; }
   bool has_slot(int slot) const { return slot >= 0 && slot < static_cast<int>(slots_.size()); }
   Segment& black_box(int slot) { return *At(slot).box; }
@@ -110,6 +114,7 @@ class Keeper::Impl {
   Slot& At(int slot) { return slots_[static_cast<size_t>(slot)]; }
   JobView View() const;
 
+  void Take(JobMachine::Happening happening);
   void Do(const JobAction& action);
   void Spawn(const SpawnWorker& spawn);
   void Abort(const AbortGeneration& abort);
@@ -151,10 +156,10 @@ class Keeper::Impl {
   EventLoop& loop_;
   WorkerHost& host_;
   const KeeperOptions options_;
-  Job job_;
+  const std::unique_ptr<JobMachine> machine_;
   std::vector<Slot> slots_;
   std::vector<KeeperExtension*> extensions_;
-  std::deque<JobEvent> events_;
+  std::deque<JobMachine::Happening> events_;
   bool dispatching_ = false;
   std::map<uint64_t, TimerId> timers_;  // the job's
   std::vector<TimerId> graces_;
@@ -166,6 +171,7 @@ class Keeper::Impl {
   GenerationStore of_job_;
   std::vector<PendingGet> gets_;
   uint64_t refused_ = 0;
+  int faults_ = 0;
   std::shared_ptr<bool> alive_ =
       std::make_shared<bool>(true);  // shared with callbacks that may outlive the keeper
 };
@@ -201,13 +207,17 @@ JobView Keeper::Impl::View() const {
 // What an action causes at once, such as a spawn that fails, is another event: it waits until this
 // one's actions are done.
 void Keeper::Impl::Dispatch(const JobEvent& event) {
-  events_.push_back(event);
+  Take([this, event](const JobView& view) { return machine_->Step(event, view); });
+}
+
+void Keeper::Impl::Take(JobMachine::Happening happening) {
+  events_.push_back(std::move(happening));
   if (dispatching_) return;
   dispatching_ = true;
   while (!events_.empty()) {
-    const JobEvent next = std::move(events_.front());
+    const JobMachine::Happening next = std::move(events_.front());
     events_.pop_front();
-    for (const JobAction& action : job_.Step(next, View())) Do(action);
+    for (const JobAction& action : next(View())) Do(action);
   }
   dispatching_ = false;
 }
@@ -231,7 +241,10 @@ void Keeper::Impl::Do(const JobAction& action) {
           [&](const PersistCommon& persist) { Persist(persist); },
           [&](const ArmTimer& arm) { Arm(arm); },
           [&](const DisarmTimer& disarm) { Disarm(disarm.timer); },
-          [&](const RecordFault& record) { host_.OnFault(record); },
+          [&](const RecordFault& record) {
+            ++faults_;
+            host_.OnFault(record);
+          },
           [&](const FinishJob& finish) { host_.OnFinish(finish); },
       },
       action);
@@ -256,7 +269,8 @@ void Keeper::Impl::Spawn(const SpawnWorker& spawn) {
     OnWorkerEnded(spawn.slot, spawn.incarnation, {.code = 1});
     return;
   }
-  host_.Spawn({spawn, static_cast<int>(slots_.size()), ends->second.Release(), slot.box->fd()});
+  host_.Spawn({spawn, machine_->rank(spawn.slot), machine_->world(), ends->second.Release(),
+               slot.box->fd()});
 }
 
 // The word in the black boxes first: a trainer that checks it unwinds even if its reader thread has
@@ -541,7 +555,7 @@ absl::Status Keeper::Impl::Join(int number, const Message& message) {
   const auto world = static_cast<uint32_t>(slots_.size());
   Answer(number, message.request, absl::OkStatus(),
          PayloadWriter()
-             .Int(options_.run_id.bytes)
+             .Int(machine_->run_id().bytes)
              .Text(options_.run_dir)
              .Int(world)
              .Int(static_cast<uint32_t>(number))
@@ -788,7 +802,10 @@ void Keeper::Impl::Disconnect(Slot& slot) {
 // --- The face ---
 
 Keeper::Keeper(EventLoop& loop, WorkerHost& host, KeeperOptions options)
-    : impl_(std::make_unique<Impl>(loop, host, std::move(options))) {}
+    : Keeper(loop, host, options, std::make_unique<OneNodeMachine>(options.job, options.run_id)) {}
+Keeper::Keeper(EventLoop& loop, WorkerHost& host, KeeperOptions options,
+               std::unique_ptr<JobMachine> machine)
+    : impl_(std::make_unique<Impl>(loop, host, std::move(options), std::move(machine))) {}
 Keeper::~Keeper() = default;
 void Keeper::Attach(KeeperExtension* extension) { impl_->Attach(extension); }
 void Keeper::Detach(KeeperExtension* extension) { impl_->Detach(extension); }
@@ -809,8 +826,13 @@ void Keeper::Send(int slot, const Message& message, std::span<const int> fds) {
 }
 EventLoop& Keeper::loop() { return impl_->loop(); }
 const KeeperOptions& Keeper::options() const { return impl_->options(); }
-const Job& Keeper::job() const { return impl_->job(); }
-int Keeper::world() const { return impl_->options().job.world; }
+int Keeper::faults() const { return impl_->faults(); }
+int Keeper::slots() const { return impl_->machine().slots(); }
+int Keeper::rank(int slot) const { return impl_->machine().rank(slot); }
+int Keeper::world() const { return impl_->machine().world(); }
+Id128 Keeper::run_id() const { return impl_->machine().run_id(); }
+Peers* Keeper::peers() { return impl_->machine().peers(); }
+std::string Keeper::node() const { return impl_->machine().node(); }
 Segment& Keeper::black_box(int slot) { return impl_->black_box(slot); }
 bool Keeper::is_joined(int slot) const { return impl_->is_joined(slot); }
 bool Keeper::is_finished(int slot) const { return impl_->is_finished(slot); }

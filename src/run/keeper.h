@@ -2,8 +2,8 @@
 // in the agent, in a thread of the process (a world of one without agent), or in a test
 // (LocalWorld), and is the same code in all three.
 //
-// It drives the pure Job machine, and has what the machine decides done: messages by itself,
-// processes by its WorkerHost, checkpoints and verdicts by its KeeperExtensions.
+// It drives a JobMachine, and has what the machine decides done: messages by itself, processes by
+// its WorkerHost, checkpoints and verdicts by its KeeperExtensions.
 #pragma once
 
 #include <cstdint>
@@ -22,6 +22,7 @@
 #include "outlast/base/id.h"
 #include "outlast/blackbox/segment.h"
 #include "outlast/elastic/job.h"
+#include "run/job_machine.h"
 #include "run/wire.h"
 
 namespace outlast {
@@ -34,6 +35,7 @@ class WorkerHost {
  public:
   struct SpawnRequest {
     SpawnWorker worker;
+    int rank;
     int world;
     UniqueFd socket;   // the worker's end
     int black_box_fd;  // borrowed
@@ -89,7 +91,11 @@ struct KeeperOptions {
 // Belongs to its loop's thread.
 class Keeper {
  public:
+  // The job is this node's alone, as options.job says.
   Keeper(EventLoop& loop, WorkerHost& host, KeeperOptions options);
+  // options.job and options.run_id are the machine's to say.
+  Keeper(EventLoop& loop, WorkerHost& host, KeeperOptions options,
+         std::unique_ptr<JobMachine> machine);
   ~Keeper();
 
   // Borrowed until Detach. Attached while a generation stands, it hears of that one's commit at
@@ -113,8 +119,16 @@ class Keeper {
 
   EventLoop& loop();
   const KeeperOptions& options() const;
-  const Job& job() const;
+  // Faults that the machine has recorded.
+  int faults() const;
+  // Places for workers here, 0 .. slots()-1.
+  int slots() const;
+  // As of the newest generation (JobMachine).
+  int rank(int slot) const;
   int world() const;
+  Id128 run_id() const;
+  Peers* peers();
+  std::string node() const;
   // The slot's black box, for the whole job: a slot's next process gets the same one.
   Segment& black_box(int slot);
   bool is_joined(int slot) const;

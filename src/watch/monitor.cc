@@ -46,7 +46,7 @@ void Monitor::Begin(const WatchdogOptions& options) {
 
 void Monitor::OnCommit(const CommitGeneration& commit) {
   commit_ = commit;
-  ended_.assign(static_cast<size_t>(keeper_.world()), 0);
+  ended_.assign(static_cast<size_t>(keeper_.slots()), 0);
   if (state_ != nullptr) ArmFor(commit);
 }
 

@@ -223,7 +223,7 @@ TEST_F(KeeperTest, AClosedSocketIsNoDeath) {
                                      .request = 9,
                                      .payload = PayloadWriter().Text("k").Text("v").bytes()});
   EXPECT_EQ(answer.status, absl::StatusCode::kOk);
-  thread_->RunOnLoop([&] { EXPECT_TRUE(thread_->keeper().job().faults().empty()); });
+  thread_->RunOnLoop([&] { EXPECT_EQ(thread_->keeper().faults(), 0); });
 }
 
 TEST_F(KeeperTest, SurvivesNoiseFromAWorker) {

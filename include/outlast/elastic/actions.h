@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <memory>
 #include <optional>
 #include <string>
 #include <variant>
@@ -9,6 +10,7 @@
 
 #include "absl/time/time.h"
 #include "outlast/elastic/fault.h"
+#include "outlast/elastic/messages.h"
 
 namespace outlast {
 
@@ -29,9 +31,16 @@ struct AbortGeneration {
 // `left` below it, in whatever order they come. So members that were staged before enter now; of
 // generation 1, and of plain slots, each enters when it joins and is staged (a plain one never
 // does). Emitted once a generation. `members[i]` = slot; slots whose work is done are not members.
+//
+// Of a job of several nodes `job` is the coordinator's COMMIT, and `ranks[slot]` the rank that the
+// slot holds, -1: none. Of one node `job` is null, `ranks` empty, and a slot's number its rank.
 struct CommitGeneration {
   uint64_t generation;
   std::vector<int> members;
+  std::vector<int> ranks = {};
+  std::shared_ptr<const control::Commit> job = nullptr;
+
+  int RankOf(int slot) const { return job == nullptr ? slot : ranks[static_cast<size_t>(slot)]; }
 };
 enum class KillHow : uint8_t { kTerm, kKill };  // of the slot's whole process tree
 struct KillWorker {

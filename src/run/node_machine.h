@@ -1,0 +1,53 @@
+// A node's part in a job of several, behind the keeper: the pure NodeAgent machine, its stream to
+// the coordinator, and its connections to the other agents.
+//
+// Translates both ways. What the coordinator says becomes a NodeEvent; OpenGeneration becomes the
+// CommitGeneration that the keeper knows, and the group of Peers is entered and left with it. What
+// the keeper's extensions dispatch of saves (CheckpointCommitted, RestoreFailed, RootRefused,
+// RootLost, FinalSaveFailed) goes to the coordinator as a report, for it decides. Faults that this
+// node reports are recorded here too (RecordFault), with the budget left to the coordinator.
+#pragma once
+
+#include <functional>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "outlast/elastic/node_agent.h"
+#include "run/coordinator_link.h"
+#include "run/job_machine.h"
+#include "run/peers.h"
+
+namespace outlast {
+
+struct NodeMachineOptions {
+  NodeOptions node;
+  // HOST:PORT that this node holds for a process of rank 0 to listen on (MASTER_ADDR and
+  // MASTER_PORT), fresh for each generation.
+  std::function<absl::StatusOr<std::string>(uint64_t generation)> bootstrap;
+  // One line for people: the link's ups and downs, refusals, exclusion.
+  std::function<void(const std::string& line)> say;
+};
+
+class NodeMachine final : public JobMachine {
+ public:
+  // `link` and `peers` are borrowed.
+  NodeMachine(NodeMachineOptions options, CoordinatorLink& link, Peers& peers);
+  ~NodeMachine() override;
+
+  void Listen(Tell tell) override;
+  std::vector<JobAction> Step(const JobEvent& event, const JobView& view) override;
+  int slots() const override;
+  int rank(int slot) const override;
+  int world() const override;
+  Id128 run_id() const override;
+  Peers* peers() override;
+  std::string node() const override;
+
+ private:
+  class Impl;
+  std::unique_ptr<Impl> impl_;
+};
+
+}  // namespace outlast
