@@ -253,8 +253,9 @@ void Coordinator::TryForm() {
     return;
   }
   if (last_call_due_ == absl::InfiniteDuration()) last_call_due_ = now_ + options_.last_call;
-  if (map->world == options_.membership.max_world || now_ >= last_call_due_)
-    Reform("the first generation");
+  const int max_world = options_.membership.max_world;
+  const bool all_came = map->world == max_world && slots >= max_world + options_.spare_slots;
+  if (all_came || now_ >= last_call_due_) Reform("the first generation");
 }
 
 void Coordinator::TryCommit() {

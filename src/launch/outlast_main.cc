@@ -64,7 +64,7 @@ int Run(const std::vector<std::string>& arguments) {
     std::fputs(help.c_str(), stdout);
     return 0;
   }
-  if (const absl::Status fits = CheckSurroundings(options->job.world); !fits.ok())
+  if (const absl::Status fits = CheckSurroundings(*options); !fits.ok())
     return Refuse(fits);
   const char* path = std::getenv("PATH");
   auto command =

@@ -136,6 +136,8 @@ class Coordinator {
   const ElasticOptions& options() const { return options_; }
   // Messages that came too late or out of turn, such as faults of older generations.
   uint64_t ignored() const { return ignored_; }
+  // Agents of the job whose stream is down: they may come back.
+  int absent() const;
 
  private:
   enum class Stage : uint8_t { kPreparing, kWaiting, kCommitting, kRestoring };
