@@ -98,7 +98,7 @@ class CoordinatorHost::Work {
   std::unordered_map<uint64_t, Stream> streams_;
   EventLoop::TimerId timer_ = 0;
   bool is_over_ = false;
-  bool any_greeted_ = false;  // somebody may come back and ask
+  bool any_greeted_ = false;       // somebody may come back and ask
   bool awaits_farewells_ = false;  // the job has ended, and all that it had were told
 
   std::unique_ptr<EventLoop> loop_;

@@ -46,8 +46,7 @@ void TrustFlags::Declare(CLI::App& app) {
       ->type_name("FILE");
   app.add_option("--token-fd", token_fd, "The same, by a descriptor that is inherited")
       ->type_name("FD");
-  app.add_flag("--allow-strangers", allow_strangers,
-               "Listen beyond this machine without a token");
+  app.add_flag("--allow-strangers", allow_strangers, "Listen beyond this machine without a token");
   app.add_option("--tls-ca", ca, "Whom the others' certificates must be from")->type_name("FILE");
   app.add_option("--tls-cert", certificate, "Own certificate")->type_name("FILE");
   app.add_option("--tls-key", key, "Its key")->type_name("FILE");

@@ -21,8 +21,8 @@ Coordinator::Coordinator(ElasticOptions options, CoordinatorState state, const I
     : options_(std::move(options)), state_(std::move(state)), run_id_(run_id) {}
 
 int Coordinator::absent() const {
-  return static_cast<int>(std::count_if(agents_.begin(), agents_.end(),
-                                        [](const auto& agent) { return agent.second.stream == 0; }));
+  return static_cast<int>(std::count_if(
+      agents_.begin(), agents_.end(), [](const auto& agent) { return agent.second.stream == 0; }));
 }
 
 std::vector<CoordinatorAction> Coordinator::Step(const CoordinatorEvent& event,

@@ -116,8 +116,7 @@ void NodeFlags::Declare(CLI::App& app) {
       ->type_name("N");
 }
 
-absl::StatusOr<std::optional<NodesOptions>> ReadNodes(const NodeFlags& flags,
-                                                      std::string& job_id) {
+absl::StatusOr<std::optional<NodesOptions>> ReadNodes(const NodeFlags& flags, std::string& job_id) {
   NodesOptions options;
   if (!flags.nodes.empty()) {
     OUTLAST_ASSIGN_OR_RETURN(options.count, ParseNodeCount(flags.nodes));

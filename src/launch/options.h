@@ -29,7 +29,7 @@ enum class Interpreter {
 };
 
 struct LaunchOptions {
-  JobOptions job;  // world: of this node
+  JobOptions job;                          // world: of this node
   std::optional<NodesOptions> nodes;       // none: one
   std::string run_dir = "./outlast-runs";  // RUN_DIR is made in it
   std::string job_id;                      // empty: the checkpoint root's
@@ -63,8 +63,8 @@ absl::StatusOr<ResolvedCommand> ResolveCommand(const std::vector<std::string>& c
 // that each would start a world of its own; or what launchers left in its environment is
 // contradictory.
 absl::Status CheckPlace(int world, const Variables& variables);
-// CheckPlace with the process's own, unless the job has several nodes, whose agents another launcher
-// may well start. kNotFound: the working directory is gone.
+// CheckPlace with the process's own, unless the job has several nodes, whose agents another
+// launcher may well start. kNotFound: the working directory is gone.
 absl::Status CheckSurroundings(const LaunchOptions& options);
 
 // The help of the tool as a whole.
