@@ -73,6 +73,7 @@ class Nodes : public ::testing::Test {
                                                  {"--node-rank", number},
                                                  {"--run-dir", Path("runs")},
                                                  {"--last-call", "0.5"},
+                                                 {"--grace", "3"},
                                                  {"-n", "2"}};
     for (size_t i = 0; i + 1 < flags.size(); i += 2) values[flags[i]] = flags[i + 1];
     std::vector<std::string> words = {BuildFolder() / "outlast", "run"};
@@ -216,6 +217,15 @@ TEST_F(Nodes, AKilledAgentsRanksGoToTheSpare) {
   EndsWith(1, 0, 60);
   EndsWith(3, 0);
   EXPECT_EQ(Report(3)["generations"], 1) << "it was a spare before";
+}
+
+TEST_F(Nodes, ASpareThatWasNotNeededEndsWithTheJob) {
+  for (const int k : {1, 2, 3}) StartTrainer(k, "2", {"--spares", "1"});
+  ASSERT_TRUE(AllTrain(4)) << Seen();
+  EndTraining();
+  for (const int k : {1, 2, 3}) EndsWith(k, 0);
+  EXPECT_EQ(Report(3)["generations"], 0);
+  EXPECT_EQ(Report(3)["run_id"], Report(1)["run_id"]);
 }
 
 TEST_F(Nodes, WithoutASpareTheWorldShrinks) {
