@@ -176,16 +176,20 @@ int Agent::Run() {
   keeper_.reset();
   if (nodes_ != nullptr) nodes_->Leave();
   stacks_.reset();
+  loop_->Unwatch(guardian_.fd());
   if (const absl::Status finished = guardian_.Finish(kFinishLimit); !finished.ok()) {
     console_->Say(fmt::format("outlast: {}", MessageOf(finished)));
+  }
+  if (nodes_ != nullptr) {
+    ledger_.reset();
+    nodes_->ServeOthers();
+    nodes_.reset();
   }
   if (const absl::Status written = record_.Finished(end_->first, end_->second); !written.ok()) {
     console_->Say(fmt::format("outlast: the report was not written: {}", MessageOf(written)));
   }
   if (end_->first != 0)
     console_->Say(fmt::format("outlast: exit code {}: {}", end_->first, end_->second));
-  if (nodes_ != nullptr) nodes_->ServeOthers();
-  nodes_.reset();
   console_->Stop();
   return end_->first;
 }
