@@ -1,18 +1,16 @@
 // What a run leaves for people and programs: events.jsonl while it goes, report.json at its end.
-//
-// events.jsonl, one object a line: `t` (seconds since the start, steady clock), `at` (UTC),
-// `event`, and its fields:
-//   start, worker_started, worker_ended, commit, saved, save_failed, uploaded, upload_failed,
-//   restored, fault, stop_asked, stacks, finish
+// Events and their fields: event_log.h.
 // report.json: version 1; see Write. Text that is no UTF-8 has U+FFFD in its place.
 #pragma once
 
 #include <cstdint>
+#include <nlohmann/json_fwd.hpp>
 #include <string>
 #include <vector>
 
 #include "absl/status/status.h"
 #include "absl/time/time.h"
+#include "launch/job_status.h"
 #include "launch/options.h"
 #include "launch/run_dir.h"
 #include "outlast/base/id.h"
@@ -44,9 +42,17 @@ class RunRecord {
   void Restored(uint64_t generation, StateSource source, int64_t step);
   // A verdict of the watch, and where its evidence lies.
   void Judged(const std::string& verdict, const std::string& folder);
+  // Whom the watch had found moves again.
+  void Recovered(const std::string& verdict);
+  // /metrics and /status, at HOST:PORT.
+  void Serving(const std::string& address);
   void Noted(const std::string& line);
   // Writes report.json.
   absl::Status Finished(int exit_code, const std::string& reason);
+
+  // As the events tell so far.
+  const JobStatus& status() const { return status_; }
+  double Seconds() const;
 
  private:
   struct Fault {
@@ -60,7 +66,7 @@ class RunRecord {
     bool after_a_peer;  // failed by itself after a peer; else we stopped it
   };
 
-  double Seconds() const;
+  void Write(const char* event, const nlohmann::ordered_json& fields);
 
   const RunDir& run_dir_;
   const LaunchOptions& options_;
@@ -70,6 +76,7 @@ class RunRecord {
   std::vector<Fault> faults_;
   std::vector<Victim> victims_;  // since the last fault that counts
   std::vector<int> stop_signals_;
+  JobStatus status_;
   uint64_t generations_ = 0;
   int spawned_ = 0;
 };
