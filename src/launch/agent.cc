@@ -22,6 +22,7 @@
 #include "launch/run_record.h"
 #include "launch/services.h"
 #include "launch/stacks.h"
+#include "launch/status_service.h"
 #include "launch/worker_environment.h"
 #include "outlast/base/clock.h"
 #include "run/keeper.h"
@@ -75,6 +76,7 @@ class Agent final : public WorkerHost {
     std::string error_path;
   };
 
+  absl::Status ServeStatus();
   absl::Status WatchSignals();
   void OnSignal();
   void OnQuit();
@@ -103,7 +105,8 @@ class Agent final : public WorkerHost {
   std::unique_ptr<RunLedger> ledger_;
   std::unique_ptr<Keeper> keeper_;
   std::unique_ptr<JobServices> services_;
-  std::unique_ptr<DeathWatch> deaths_;  // reads the keeper's black boxes
+  std::unique_ptr<StatusService> status_;  // asks all of the above
+  std::unique_ptr<DeathWatch> deaths_;     // reads the keeper's black boxes
   UniqueFd signals_;
   MasterPorts ports_;
   std::map<int, Worker> workers_;  // by slot
@@ -134,11 +137,25 @@ absl::Status Agent::SetUp() {
       std::make_unique<DeathWatch>(*loop_, [this](int slot, uint64_t incarnation, int signal) {
         keeper_->OnWorkerDying(slot, incarnation, signal);
       });
+  status_ =
+      std::make_unique<StatusService>(*loop_, *keeper_, services_->monitor(), *ledger_, record_);
+  OUTLAST_RETURN_IF_ERROR(ServeStatus());
   return keeper_->Start();
+}
+
+// The socket in RUN_DIR is a convenience, and some file systems have none; the port was asked for.
+absl::Status Agent::ServeStatus() {
+  if (const absl::Status served = status_->ServeFolder(); !served.ok())
+    record_.Noted(fmt::format("no status while the run goes on: {}", MessageOf(served)));
+  if (!options_.metrics) return absl::OkStatus();
+  OUTLAST_ASSIGN_OR_RETURN(const HostPort at, status_->ServeTcp(*options_.metrics));
+  console_->Say(fmt::format("outlast: metrics at http://{}/metrics", at.text()));
+  return absl::OkStatus();
 }
 
 int Agent::Run() {
   loop_->Run();
+  status_.reset();
   if (end_->first != 0 && end_->first != kExitRefused) Rescue();
   deaths_.reset();
   services_.reset();  // waits for a save that is being written

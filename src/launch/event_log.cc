@@ -96,6 +96,11 @@ void OnWorkerEnded(const ordered_json& event, JobStatus& status) {
 void OnCommit(const ordered_json& event, JobStatus& status) {
   status.generation = Read<uint64_t>(event, "generation").value_or(status.generation);
   if (const auto world = Read<int>(event, "world")) status.world = *world;
+  const ordered_json* ranks = Find(event, "ranks");  // by slot
+  for (size_t slot = 0; ranks != nullptr && ranks->is_array() && slot < ranks->size(); ++slot) {
+    if (slot < status.ranks.size() && (*ranks)[slot].is_number())
+      status.ranks[slot].rank = (*ranks)[slot].get<int>();
+  }
   if (status.phase != "stopping") status.phase = "running";
 }
 
@@ -154,6 +159,8 @@ void Fold(const ordered_json& event, JobStatus& status) {
     OnWorkerStarted(event, status);
   } else if (name == "worker_ended") {
     OnWorkerEnded(event, status);
+  } else if (name == "joined") {
+    status.run_id = Text(event, "run_id");
   } else if (name == "commit") {
     OnCommit(event, status);
   } else if (name == "fault") {

@@ -3,11 +3,11 @@
 #include <algorithm>
 #include <cctype>
 #include <cmath>
-#include <iterator>
 #include <utility>
 #include <vector>
 
 #include "base/error.h"
+#include "checkpoint/progress_bar.h"
 
 namespace outlast {
 namespace {
@@ -240,15 +240,6 @@ std::string DurationText(double seconds) {
   const int64_t minutes = (whole + 30) / 60;
   if (minutes < 48 * 60) return fmt::format("{} h {} min", minutes / 60, minutes % 60);
   return fmt::format("{} d {} h", minutes / 1440, minutes % 1440 / 60);
-}
-
-std::string BytesText(uint64_t bytes) {
-  constexpr const char* kUnits[] = {"KiB", "MiB", "GiB", "TiB", "PiB", "EiB"};
-  if (bytes < 1024) return fmt::format("{} B", bytes);
-  double value = static_cast<double>(bytes) / 1024;
-  size_t unit = 0;
-  for (; value >= 1023.95 && unit + 1 < std::size(kUnits); ++unit) value /= 1024;
-  return fmt::format("{:.1f} {}", value, kUnits[unit]);
 }
 
 std::optional<double> AgeOf(const std::string& utc, absl::Time now) {

@@ -20,8 +20,6 @@ struct StatusStyle {
 
 // "0.5 ms", "12.3 s", "4 min 5 s", "3 h 12 min".
 std::string DurationText(double seconds);
-// "812 B", "4.0 MiB".
-std::string BytesText(uint64_t bytes);
 // Seconds from `utc`, as the records have it, to `now`; none: it is no time.
 std::optional<double> AgeOf(const std::string& utc, absl::Time now);
 
