@@ -24,6 +24,7 @@
 #include "launch/run_record.h"
 #include "launch/services.h"
 #include "launch/stacks.h"
+#include "launch/status_service.h"
 #include "launch/worker_environment.h"
 #include "outlast/base/clock.h"
 #include "run/keeper.h"
@@ -79,6 +80,7 @@ class Agent final : public WorkerHost {
     std::string error_path;
   };
 
+  absl::Status ServeStatus();
   absl::Status WatchSignals();
   void OnSignal();
   void OnQuit();
@@ -112,7 +114,8 @@ class Agent final : public WorkerHost {
   std::unique_ptr<NodeSide> nodes_;  // null: there is one
   std::unique_ptr<Keeper> keeper_;
   std::unique_ptr<JobServices> services_;
-  std::unique_ptr<DeathWatch> deaths_;  // reads the keeper's black boxes
+  std::unique_ptr<StatusService> status_;  // asks all of the above
+  std::unique_ptr<DeathWatch> deaths_;     // reads the keeper's black boxes
   UniqueFd signals_;
   MasterPorts ports_;
   std::map<int, Worker> workers_;                  // by slot
@@ -145,6 +148,9 @@ absl::Status Agent::SetUp() {
       std::make_unique<DeathWatch>(*loop_, [this](int slot, uint64_t incarnation, int signal) {
         keeper_->OnWorkerDying(slot, incarnation, signal);
       });
+  status_ =
+      std::make_unique<StatusService>(*loop_, *keeper_, services_->monitor(), *ledger_, record_);
+  OUTLAST_RETURN_IF_ERROR(ServeStatus());
   return keeper_->Start();
 }
 
@@ -164,8 +170,19 @@ absl::StatusOr<std::unique_ptr<JobMachine>> Agent::MakeMachine() {
   return nodes_->MakeMachine(ports_);
 }
 
+// The socket in RUN_DIR is a convenience, and some file systems have none; the port was asked for.
+absl::Status Agent::ServeStatus() {
+  if (const absl::Status served = status_->ServeFolder(); !served.ok())
+    record_.Noted(fmt::format("no status while the run goes on: {}", MessageOf(served)));
+  if (!options_.metrics) return absl::OkStatus();
+  OUTLAST_ASSIGN_OR_RETURN(const HostPort at, status_->ServeTcp(*options_.metrics));
+  console_->Say(fmt::format("outlast: metrics at http://{}/metrics", at.text()));
+  return absl::OkStatus();
+}
+
 int Agent::Run() {
   loop_->Run();
+  status_.reset();
   if (end_->first != 0 && end_->first != kExitRefused) Rescue();
   deaths_.reset();
   services_.reset();  // waits for a save that is being written
@@ -390,7 +407,7 @@ void Agent::On(const WorkerExited& exited) {
   Worker* worker = Find(exited.slot, exited.incarnation);
   if (worker == nullptr) return;
   const ProcessEnd end{exited.code, exited.signal, worker->signalled};
-  record_.Ended(worker->rank, exited.incarnation, end, exited.error);
+  record_.Ended(exited.slot, worker->rank, exited.incarnation, end, exited.error);
   ledger_->Ended(exited.slot, std::exchange(worker->pid, 0), worker->spawn.generation, end);
   if (!exited.error.empty()) {
     return SpawnFailed(SpawnWorker(worker->spawn),

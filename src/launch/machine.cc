@@ -1,5 +1,7 @@
 #include "launch/machine.h"
 
+#include <unistd.h>
+
 #include <algorithm>
 #include <cctype>
 #include <cstdlib>
@@ -34,6 +36,11 @@ int CountGpus() {
   for (const auto& entry : std::filesystem::directory_iterator("/dev", none))
     devices += IsDevice(entry.path().filename().string()) ? 1 : 0;
   return devices;
+}
+
+std::string HostName() {
+  char name[256] = {};
+  return gethostname(name, sizeof name - 1) == 0 ? name : "unknown host";
 }
 
 }  // namespace outlast

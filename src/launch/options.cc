@@ -40,6 +40,7 @@ struct RawOptions {
       retry;
   std::string standard_input;
   std::string bind;
+  std::string metrics;
   NodeFlags nodes;
   bool no_python = false, module = false;  // torchrun's
 };
@@ -103,6 +104,9 @@ void Declare(CLI::App& app, LaunchOptions& options, RawOptions& raw) {
                  "CPUs and memory of each worker: numa (one NUMA node's), core (whole cores of its "
                  "own), none (none)")
       ->type_name("none|numa|core");
+  app.add_option("--metrics", raw.metrics,
+                 "Serve /metrics (Prometheus) and /status over HTTP; port 0: any (nowhere)")
+      ->type_name("HOST:PORT");
   raw.nodes.Declare(app);
   DeclareTorchrun(app, raw);
 }
@@ -163,6 +167,11 @@ absl::Status Interpret(const RawOptions& raw, LaunchOptions& options) {
   OUTLAST_RETURN_IF_ERROR(ReadWorkers(raw.world, job.world));
   OUTLAST_RETURN_IF_ERROR(ReadInterpreter(raw, options));
   OUTLAST_RETURN_IF_ERROR(ReadBinding(raw.bind, options.bind));
+  if (!raw.metrics.empty()) {
+    const auto at = HostPort::Parse(raw.metrics);
+    if (!at.ok()) return RefuseValue("--metrics", raw.metrics, "HOST:PORT such as 127.0.0.1:9400");
+    options.metrics = *at;
+  }
   OUTLAST_RETURN_IF_ERROR(
       ReadInteger("--max-restarts", raw.max_restarts, 0, INT_MAX, job.max_restarts));
   OUTLAST_RETURN_IF_ERROR(ReadSeconds("--grace", raw.grace, job.grace));
@@ -336,6 +345,8 @@ std::string ToolHelp() {
          "  run          run N copies of a program as one job and keep it running\n"
          "  env          which launcher's variables are here, and what they mean\n"
          "  preflight    whether this node is fit to train\n"
+         "  status       a run as it stands: ranks, steps, faults, saves, goodput\n"
+         "  top          the same, redrawn once a second\n"
          "  report       where the time of a run went, and what it trained\n"
          "  ckpt         list, verify, compare, copy, export and import checkpoints\n"
          "  coordinator  lead a job of several nodes, as a process of its own\n"

@@ -9,6 +9,7 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "base/socket.h"
 #include "launch/binding.h"
 #include "launch/node_options.h"
 #include "outlast/elastic/job.h"
@@ -39,6 +40,7 @@ struct LaunchOptions {
   std::vector<std::string> command;  // as given
   Interpreter interpreter = Interpreter::kByName;
   BindTo bind = BindTo::kNone;
+  std::optional<HostPort> metrics;  // where /metrics and /status are served; none: not on TCP
   // Of remote roots; not from the command line. Null: folders alone.
   std::shared_ptr<const Plugins> plugins;
 };

@@ -16,6 +16,7 @@
 #include "launch/env_tool.h"
 #include "launch/options.h"
 #include "launch/preflight_tool.h"
+#include "launch/status_tool.h"
 #include "meter/report.h"
 #include "outlast/base/plugins.h"
 #include "outlast/base/status.h"
@@ -97,6 +98,8 @@ int Main(const std::vector<std::string>& arguments) {
     return Shown(RunEnvTool(rest, variables, std::cout, std::cerr));
   }
   if (command == "preflight") return Shown(RunPreflightTool(rest, std::cout, std::cerr));
+  if (command == "status") return Shown(RunStatusTool(rest, std::cout, std::cerr));
+  if (command == "top") return Shown(RunTopTool(rest, std::cout, std::cerr));
   if (command == "coordinator") return Shown(RunCoordinatorTool(rest, std::cout, std::cerr));
   if (command == "report") return Shown(RunReportTool(rest, std::cout, std::cerr));
   if (command == "ckpt") {

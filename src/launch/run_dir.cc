@@ -78,8 +78,10 @@ absl::StatusOr<RunDir::LogFiles> RunDir::OpenLogs(uint64_t generation, int rank)
 }
 
 void RunDir::AppendEvent(std::string_view json_line) const {
-  const std::string line = std::string(json_line) + "\n";
-  (void)!write(events_.get(), line.data(), line.size());
+  // What a full disk left of the last line must not spoil this one as well.
+  const std::string line = (is_cut_ ? "\n" : "") + std::string(json_line) + "\n";
+  const ssize_t count = write(events_.get(), line.data(), line.size());
+  if (count > 0) is_cut_ = count < static_cast<ssize_t>(line.size());
 }
 
 absl::Status RunDir::WriteReport(std::string_view json) const {

@@ -59,6 +59,7 @@ class RunDir {
 
   std::string path_;
   UniqueFd events_;
+  mutable bool is_cut_ = false;  // the last line of the events
 };
 
 // The last `lines` lines of a file, at most `bytes` of them; empty when it cannot be read.

@@ -113,6 +113,29 @@ void RunLedger::Finished(int exit_code, const std::string& reason) {
   Append(EndEntry{Now(), exit_code, reason});
 }
 
+RunTotals RunLedger::Totals() {
+  RunTotals all;
+  double flops = 0, possible = 0;
+  bool is_known = !boxes_.empty();
+  for (auto& [slot, box] : boxes_) {
+    Drain(slot, box);
+    if (slot == boxes_.begin()->first) all.job = box.totals;
+    all.tokens += box.totals.tokens;
+    all.samples += box.totals.samples;
+    all.model_flops += box.totals.model_flops;
+    flops += box.totals.window_flops();
+    possible += box.totals.window_seconds() * box.peak_flops_per_second;
+    is_known = is_known && box.totals.window_flops() > 0 && box.peak_flops_per_second > 0;
+  }
+  if (is_known && possible > 0) all.mfu = flops / possible;
+  return all;
+}
+
+int64_t RunLedger::LastStepEnd(int slot) const {
+  const auto box = boxes_.find(slot);
+  return box == boxes_.end() ? 0 : box->second.totals.last_end_ns;
+}
+
 void RunLedger::DrainAndRepeat() {
   for (auto& [slot, box] : boxes_) Drain(slot, box);
   timer_ = loop_.RunAfter(kDrainInterval, [this] { DrainAndRepeat(); });
@@ -125,11 +148,13 @@ void RunLedger::Drain(int slot, Box& box) {
   if (!box.has_meter && !read.records.empty()) {
     if (std::optional<MeterEntry> meter = ReadMeterEntry(box.view); meter.has_value()) {
       meter->time_ns = Now();
+      box.peak_flops_per_second = meter->peak_flops_per_second;
       entries.emplace_back(std::move(*meter));
       box.has_meter = true;
     }
   }
   for (const StepRecord& record : read.records) {
+    box.totals.Add(record);
     entries.emplace_back(ToStepEntry(record, slot, box.rank, boottime_minus_monotonic_ns_));
   }
   if (!read.records.empty()) box.last = read.records.back();

@@ -16,6 +16,7 @@
 #include "absl/status/statusor.h"
 #include "base/event_loop.h"
 #include "launch/options.h"
+#include "launch/step_totals.h"
 #include "outlast/base/id.h"
 #include "outlast/blackbox/segment.h"
 #include "outlast/blackbox/step_log.h"
@@ -44,6 +45,11 @@ class RunLedger {
   // For what others know: checkpoints, restores, roll-backs.
   void Append(const LedgerEntry& entry);
 
+  // Drains the boxes, and says what all steps so far add up to.
+  RunTotals Totals();
+  // When the slot's newest step ended (CLOCK_MONOTONIC), as of the last drain; 0: none did.
+  int64_t LastStepEnd(int slot) const;
+
   // Nanoseconds of the ledger's clock (CLOCK_BOOTTIME).
   int64_t Now() const;
   // The first write that failed.
@@ -56,6 +62,8 @@ class RunLedger {
     uint64_t next_seq = 1;
     bool has_meter = false;
     std::optional<StepRecord> last;
+    StepTotals totals;
+    double peak_flops_per_second = 0;  // 0: unknown
   };
 
   RunLedger(EventLoop& loop, LedgerWriter writer);

@@ -1,9 +1,14 @@
 #include "launch/run_record.h"
 
+#include <unistd.h>
+
 #include <algorithm>
 #include <nlohmann/json.hpp>
 
 #include "base/error.h"
+#include "launch/event_log.h"
+#include "launch/machine.h"
+#include "launch/process.h"
 #include "outlast/base/clock.h"
 
 namespace outlast {
@@ -41,19 +46,10 @@ ordered_json Describe(const RecordFault& record, const std::string& last_lines) 
   json["detail"] = fault.detail;
   json["root"] = fmt::format("{:016x}", fault.root);
   json["victim"] = fault.victim;
-  json["budget"] = BudgetText(record);
+  // What one of several nodes reports is counted by the coordinator.
+  if (fault.node.empty() || record.budget > 0) json["budget"] = BudgetText(record);
   json["last_lines"] = last_lines;
   return json;
-}
-
-void WriteEvent(const RunDir& run_dir, double seconds, const char* event,
-                const ordered_json& fields) {
-  ordered_json line;
-  line["t"] = seconds;
-  line["at"] = Utc(Clock::Real().WallTime());
-  line["event"] = event;
-  line.update(fields);
-  run_dir.AppendEvent(Dump(line, -1));
 }
 
 }  // namespace
@@ -70,16 +66,37 @@ RunRecord::RunRecord(const RunDir& run_dir, const LaunchOptions& options, const 
       started_at_(Clock::Real().WallTime()),
       started_up_(Clock::Real().Uptime()),
       world_(options.nodes ? 0 : options.job.world) {
-  ordered_json fields = {{"run_id", run_id_}, {"world", options.job.world}};
-  if (options.nodes) fields = {{"node", options.nodes->node}, {"slots", options.job.world}};
-  fields["command"] = options.command;
-  WriteEvent(run_dir_, 0, "start", fields);
+  const auto self = ReadProcess(getpid());
+  status_.run_dir = run_dir.path();
+  ordered_json fields = {{"version", kEventLogVersion}, {"job", options.job_id}};
+  if (options.nodes) {  // the run's id and its world are not known yet
+    fields.update({{"node", options.nodes->node}, {"slots", options.job.world}});
+  } else {
+    fields.update({{"run_id", run_id_}, {"world", options.job.world}});
+  }
+  fields.update({{"max_restarts", options.job.max_restarts},
+                 {"command", options.command},
+                 {"pid", getpid()},
+                 {"start_ticks", self.has_value() ? self->start_ticks : 0},
+                 {"host", HostName()},
+                 {"boot_id", BootId().hex()}});
+  Write("start", fields);
+}
+
+void RunRecord::Write(const char* event, const ordered_json& fields) {
+  ordered_json line;
+  line["t"] = Seconds();
+  line["at"] = Utc(Clock::Real().WallTime());
+  line["event"] = event;
+  line.update(fields);
+  run_dir_.AppendEvent(Dump(line, -1));
+  Fold(line, status_);
 }
 
 void RunRecord::Joined(const Id128& run_id) {
   if (run_id.is_zero() || run_id.hex() == run_id_) return;
   run_id_ = run_id.hex();
-  WriteEvent(run_dir_, Seconds(), "joined", {{"run_id", run_id_}});
+  Write("joined", {{"run_id", run_id_}});
 }
 
 double RunRecord::Seconds() const {
@@ -88,21 +105,20 @@ double RunRecord::Seconds() const {
 
 void RunRecord::Started(const SpawnWorker& worker, int rank, int pid) {
   if (worker.attempt > 0) ++restarts_;
-  WriteEvent(run_dir_, Seconds(), "worker_started",
-             {{"rank", rank},
-              {"slot", worker.slot},
-              {"incarnation", worker.incarnation},
-              {"generation", worker.generation},
-              {"attempt", worker.attempt},
-              {"pid", pid}});
+  Write("worker_started", {{"rank", rank},
+                           {"slot", worker.slot},
+                           {"incarnation", worker.incarnation},
+                           {"generation", worker.generation},
+                           {"attempt", worker.attempt},
+                           {"pid", pid}});
 }
 
-void RunRecord::Ended(int rank, uint64_t incarnation, const ProcessEnd& end,
+void RunRecord::Ended(int slot, int rank, uint64_t incarnation, const ProcessEnd& end,
                       const std::string& error) {
-  ordered_json fields = {{"rank", rank}, {"incarnation", incarnation}};
+  ordered_json fields = {{"rank", rank}, {"slot", slot}, {"incarnation", incarnation}};
   fields.update(Describe(end));
   if (!error.empty()) fields["error"] = error;
-  WriteEvent(run_dir_, Seconds(), "worker_ended", fields);
+  Write("worker_ended", fields);
   if (end.by_us && !faults_.empty()) victims_.push_back({rank, end, false});
 }
 
@@ -117,7 +133,7 @@ void RunRecord::Committed(const CommitGeneration& commit) {
       fields["nodes"].push_back(
           {{"node", run.node}, {"rank", run.first_rank}, {"ranks", run.count}});
   }
-  WriteEvent(run_dir_, Seconds(), "commit", fields);
+  Write("commit", fields);
 }
 
 void RunRecord::Faulted(const RecordFault& record, const std::string& last_lines) {
@@ -127,67 +143,68 @@ void RunRecord::Faulted(const RecordFault& record, const std::string& last_lines
     victims_.clear();
   }
   faults_.push_back({record, last_lines, Clock::Real().WallTime()});
-  WriteEvent(run_dir_, Seconds(), "fault", Describe(record, last_lines));
+  Write("fault", Describe(record, last_lines));
 }
 
 void RunRecord::JobFaulted(const RecordFault& record) {
   job_faults_.push_back({record, "", Clock::Real().WallTime()});
-  WriteEvent(run_dir_, Seconds(), "job_fault", Describe(record, ""));
+  Write("job_fault", Describe(record, ""));
 }
 
 void RunRecord::StopAsked(int signal) {
   stop_signals_.push_back(signal);
-  WriteEvent(run_dir_, Seconds(), "stop_asked", {{"signal", signal}});
+  Write("stop_asked", {{"signal", signal}});
 }
 
 void RunRecord::StacksWritten(const std::string& folder, const std::string& reason) {
-  WriteEvent(run_dir_, Seconds(), "stacks", {{"folder", folder}, {"reason", reason}});
+  Write("stacks", {{"folder", folder}, {"reason", reason}});
 }
 
 void RunRecord::Saved(int64_t step, const std::string& checkpoint, uint64_t bytes,
                       absl::Duration write_time) {
-  WriteEvent(run_dir_, Seconds(), "saved",
-             {{"step", step},
-              {"checkpoint", checkpoint},
-              {"bytes", bytes},
-              {"seconds", absl::ToDoubleSeconds(write_time)}});
+  Write("saved", {{"step", step},
+                  {"checkpoint", checkpoint},
+                  {"bytes", bytes},
+                  {"seconds", absl::ToDoubleSeconds(write_time)}});
 }
 
 void RunRecord::SaveFailed(int64_t step, const std::string& error) {
-  WriteEvent(run_dir_, Seconds(), "save_failed", {{"step", step}, {"error", error}});
+  Write("save_failed", {{"step", step}, {"error", error}});
 }
 
 void RunRecord::Uploaded(int64_t step, const std::string& checkpoint, uint64_t bytes,
                          absl::Duration time) {
-  WriteEvent(run_dir_, Seconds(), "uploaded",
-             {{"step", step},
-              {"checkpoint", checkpoint},
-              {"bytes", bytes},
-              {"seconds", absl::ToDoubleSeconds(time)}});
+  Write("uploaded", {{"step", step},
+                     {"checkpoint", checkpoint},
+                     {"bytes", bytes},
+                     {"seconds", absl::ToDoubleSeconds(time)}});
 }
 
 void RunRecord::UploadFailed(int64_t step, const std::string& error) {
-  WriteEvent(run_dir_, Seconds(), "upload_failed", {{"step", step}, {"error", error}});
+  Write("upload_failed", {{"step", step}, {"error", error}});
 }
 
 void RunRecord::Restored(uint64_t generation, StateSource source, int64_t step) {
   constexpr const char* kNames[] = {"unknown", "nothing", "memory", "peer", "disk", "remote"};
-  WriteEvent(run_dir_, Seconds(), "restored",
-             {{"generation", generation},
-              {"source", kNames[static_cast<size_t>(source)]},
-              {"step", step}});
+  Write("restored", {{"generation", generation},
+                     {"source", kNames[static_cast<size_t>(source)]},
+                     {"step", step}});
 }
 
 void RunRecord::Judged(const std::string& verdict, const std::string& folder) {
-  WriteEvent(run_dir_, Seconds(), "verdict", {{"verdict", verdict}, {"folder", folder}});
+  Write("verdict", {{"verdict", verdict}, {"folder", folder}});
 }
 
-void RunRecord::Noted(const std::string& line) {
-  WriteEvent(run_dir_, Seconds(), "note", {{"line", line}});
+void RunRecord::Recovered(const std::string& verdict) {
+  Write("recovered", {{"verdict", verdict}});
 }
+
+void RunRecord::Serving(const std::string& address) { Write("metrics", {{"address", address}}); }
+
+void RunRecord::Noted(const std::string& line) { Write("note", {{"line", line}}); }
 
 absl::Status RunRecord::Finished(int exit_code, const std::string& reason) {
-  WriteEvent(run_dir_, Seconds(), "finish", {{"exit_code", exit_code}, {"reason", reason}});
+  Write("finish", {{"exit_code", exit_code}, {"reason", reason}});
   ordered_json report;
   report["version"] = 1;
   report["job"] = options_.job_id;
@@ -212,7 +229,7 @@ absl::Status RunRecord::Finished(int exit_code, const std::string& reason) {
     json["at"] = Utc(fault.at);
     report["faults"].push_back(json);
     if (fault.record.fault.victim) continue;
-    report["budget"] = json["budget"];
+    if (json.contains("budget")) report["budget"] = json["budget"];
     if (exit_code != 0 && stop_signals_.empty()) report["root"] = json;
   }
   if (!job_faults_.empty()) report["job_faults"] = ordered_json::array();

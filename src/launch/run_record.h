@@ -1,19 +1,16 @@
 // What a run leaves for people and programs: events.jsonl while it goes, report.json at its end.
-//
-// events.jsonl, one object a line: `t` (seconds since the start, steady clock), `at` (UTC),
-// `event`, and its fields:
-//   start, worker_started, worker_ended, commit, saved, save_failed, uploaded, upload_failed,
-//   restored, fault, stop_asked, stacks, finish; of several nodes: joined (the run's id is known),
-//   job_fault (of any node; where this agent leads the job)
+// Events and their fields: event_log.h.
 // report.json: version 1; see Write. Text that is no UTF-8 has U+FFFD in its place.
 #pragma once
 
 #include <cstdint>
+#include <nlohmann/json_fwd.hpp>
 #include <string>
 #include <vector>
 
 #include "absl/status/status.h"
 #include "absl/time/time.h"
+#include "launch/job_status.h"
 #include "launch/options.h"
 #include "launch/run_dir.h"
 #include "outlast/base/id.h"
@@ -33,7 +30,8 @@ class RunRecord {
   // Of a job of several nodes: its run id, once a coordinator has told it. May come twice.
   void Joined(const Id128& run_id);
   void Started(const SpawnWorker& worker, int rank, int pid);
-  void Ended(int rank, uint64_t incarnation, const ProcessEnd& end, const std::string& error);
+  void Ended(int slot, int rank, uint64_t incarnation, const ProcessEnd& end,
+             const std::string& error);
   void Committed(const CommitGeneration& commit);
   void Faulted(const RecordFault& record, const std::string& last_lines);
   // Of any node, as the coordinator judges it; where this agent leads the job.
@@ -49,9 +47,17 @@ class RunRecord {
   void Restored(uint64_t generation, StateSource source, int64_t step);
   // A verdict of the watch, and where its evidence lies.
   void Judged(const std::string& verdict, const std::string& folder);
+  // Whom the watch had found moves again.
+  void Recovered(const std::string& verdict);
+  // /metrics and /status, at HOST:PORT.
+  void Serving(const std::string& address);
   void Noted(const std::string& line);
   // Writes report.json.
   absl::Status Finished(int exit_code, const std::string& reason);
+
+  // As the events tell so far.
+  const JobStatus& status() const { return status_; }
+  double Seconds() const;
 
  private:
   struct Fault {
@@ -65,7 +71,7 @@ class RunRecord {
     bool after_a_peer;  // failed by itself after a peer; else we stopped it
   };
 
-  double Seconds() const;
+  void Write(const char* event, const nlohmann::ordered_json& fields);
 
   const RunDir& run_dir_;
   const LaunchOptions& options_;
@@ -76,6 +82,7 @@ class RunRecord {
   std::vector<Fault> job_faults_;
   std::vector<Victim> victims_;  // since the last fault that counts
   std::vector<int> stop_signals_;
+  JobStatus status_;
   uint64_t generations_ = 0;
   int restarts_ = 0;
   int world_ = 0;

@@ -1,18 +1,12 @@
 #include "launch/services.h"
 
-#include <unistd.h>
-
 #include <algorithm>
 
 #include "base/error.h"
+#include "launch/machine.h"
 
 namespace outlast {
 namespace {
-
-std::string HostName() {
-  char name[256] = {};
-  return gethostname(name, sizeof name - 1) == 0 ? name : "unknown host";
-}
 
 StateSource SourceOf(RestoreSource source) {
   switch (source) {
@@ -70,6 +64,7 @@ JobServices::JobServices(Keeper& keeper, WorkerHost& host, const LaunchOptions& 
     OnVerdict(verdict, folder);
   };
   listener.on_recovered = [this](const Verdict& verdict) {
+    record_.Recovered(verdict.reason);
     console_.Say(
         fmt::format("outlast: watch: {}: it moves again, nothing was done", verdict.reason));
   };

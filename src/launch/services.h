@@ -33,6 +33,7 @@ class JobServices {
   // When a rank that the watch found had moved last, on the ledger's clock; 0: it was not found by
   // the watch.
   int64_t LastProgressOf(const FaultRecord& fault) const;
+  Monitor& monitor() { return *monitor_; }
 
   // All workers have ended, and not because they were done: what memory holds goes to disk. True:
   // the state that a rank wanted last is there, and one of at least `last_step`. Blocks.

@@ -110,6 +110,18 @@ RankLook Monitor::LookAt(int rank, int slot, int64_t now_ns) {
   return look;
 }
 
+RankLook Monitor::Peek(int slot) {
+  RankLook look;
+  look.rank = keeper_.rank(slot);
+  look.slot = slot;
+  LookReader* reader = ReaderOf(slot);
+  if (reader == nullptr) return look;
+  const int64_t now_ns = MonotonicNanos();
+  look = reader->Look(look.rank, now_ns);
+  if (state_ != nullptr && state_->is_armed()) look.pace = state_->Peek(look, now_ns);
+  return look;
+}
+
 void Monitor::PollNow() {
   if (!state_->is_armed() || !commit_ || is_capturing_) return;
   PollInput input;

@@ -41,6 +41,9 @@ class Monitor final : public KeeperExtension {
   void OnPersistCommon(const std::string&) override {}
 
   bool is_watching() const { return state_ != nullptr; }
+  // A look at a slot for people, as the rank that it holds; its pace is left out while nothing is
+  // watched.
+  RankLook Peek(int slot);
 
  private:
   void Begin(const WatchdogOptions& options);

@@ -173,6 +173,13 @@ Pace MonitorState::PaceOf(const RankLook& look, const Track& track, int64_t now_
           innermost == nullptr ? "" : innermost->name};
 }
 
+Pace MonitorState::Peek(const RankLook& look, int64_t now_ns) const {
+  const auto at = static_cast<size_t>(look.rank);
+  Track track = look.rank >= 0 && at < tracks_.size() ? tracks_[at] : Track{};
+  Follow(look, track, now_ns);
+  return PaceOf(look, track, now_ns);
+}
+
 // --- Learning ---
 
 // The step log is exact. What a phase waited inside collectives is counted apart there, but not by

@@ -61,6 +61,8 @@ class MonitorState {
   void Disarm() { armed_ = false; }
   // After a pause of the polls: ages start again, what was learned and reported stays.
   void Resume() { has_polled_ = false; }
+  // The pace of a rank as of a look between two polls, which changes nothing.
+  Pace Peek(const RankLook& look, int64_t now_ns) const;
   bool is_armed() const { return armed_; }
   uint64_t generation() const { return generation_; }
 
@@ -103,7 +105,7 @@ class MonitorState {
   void Learn(const PollInput& input);
   void LearnSteps(const PollInput& input);
   void LearnByPolls(const RankLook& look, Track& track, int64_t now_ns);
-  void Follow(const RankLook& look, Track& track, int64_t now_ns);
+  static void Follow(const RankLook& look, Track& track, int64_t now_ns);
   Pace PaceOf(const RankLook& look, const Track& track, int64_t now_ns) const;
   Verdict JudgeNow();
   const Round* FirstRound(const Round& last) const;
