@@ -371,7 +371,8 @@ TEST_F(Nodes, APlainProgramIsRestartedWholeWhenOneRankFails) {
   // Rank 3 fails once; the others would run for ever in their first attempt.
   const std::string script = "echo $RANK $TORCHELASTIC_RESTART_COUNT >>" + Path("starts") +
                              "; [ $TORCHELASTIC_RESTART_COUNT != 0 ] && exit 0"
-                             "; [ $RANK = 3 ] && exit 7; exec sleep 600";
+                             "; [ $RANK != 3 ] && exec sleep 600; while [ $(wc -l <" +
+                             Path("starts") + ") -lt 4 ]; do sleep 0.01; done; exit 7";
   for (const int k : {1, 2}) Start(k, "2", {"--grace", "1"}, {"sh", "-c", script});
   for (const int k : {1, 2}) EndsWith(k, 0);
 
