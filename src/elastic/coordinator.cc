@@ -116,6 +116,7 @@ void Coordinator::On(const HelloReceived& event) {
   agent.segment = hello.segment;
   agent.slot_hint = hello.slot_hint;
   agent.address = event.address;
+  agent.peer_address = hello.peer_address;
   agent.heard = now_;
   agent.lost_due = absl::InfiniteDuration();
   nodes_of_streams_[event.stream] = hello.node;

@@ -149,6 +149,7 @@ class Coordinator {
     std::string segment;
     int slot_hint = -1;
     std::string address;
+    std::string peer_address;
     absl::Duration heard;
     absl::Duration lost_due = absl::InfiniteDuration();  // finite: lost, in its grace
     bool holds_ranks = false;                            // of the newest generation
