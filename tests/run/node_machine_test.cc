@@ -14,6 +14,7 @@
 
 #include "outlast/base/mutex.h"
 #include "outlast/base/status.h"
+#include "outlast/run/collectives.h"
 #include "outlast/testing/time_factor.h"
 #include "run/keeper.h"
 #include "testing/local_cluster.h"
@@ -253,6 +254,96 @@ TEST(NodeMachine, ACoordinatorThatGoesAndComesBackAbortsNothing) {
                 ElementsAre("no coordinator: the coordinator crashed; training goes on",
                             "the coordinator is there"));
   }
+}
+
+TEST(NodeMachine, WhatARankPutsOnOneNodeAllOthersGet) {
+  LocalCluster cluster(Quick(3, 2));
+
+  const auto results = cluster.Run([&](outlast::Run& run, int) {
+    return run.ForEachGeneration([&](Generation& generation) -> absl::Status {
+      for (int round = 0; round < 4; ++round) {
+        const auto key = [&](int rank) {
+          return "round " + std::to_string(round) + " of " + std::to_string(rank);
+        };
+        const std::string mine = std::to_string(100 * round + generation.rank());
+        OUTLAST_RETURN_IF_ERROR(generation.Put(key(generation.rank()), mine));
+        for (int rank = 0; rank < generation.world(); ++rank) {
+          OUTLAST_ASSIGN_OR_RETURN(const std::string theirs, generation.Get(key(rank), kLong));
+          EXPECT_EQ(theirs, std::to_string(100 * round + rank));
+        }
+      }
+      return absl::OkStatus();
+    });
+  });
+
+  EXPECT_THAT(results, kEndsWithZero);
+}
+
+TEST(NodeMachine, KeysAreOfTheirGeneration) {
+  LocalCluster cluster(Quick(2, 1));
+
+  const auto results = cluster.Run([&](outlast::Run& run, int) {
+    return run.ForEachGeneration([&](Generation& generation) -> absl::Status {
+      const std::string number = std::to_string(generation.number());
+      if (generation.rank() == 1) OUTLAST_RETURN_IF_ERROR(generation.Put("key", number));
+      OUTLAST_ASSIGN_OR_RETURN(const std::string value, generation.Get("key", kLong));
+      EXPECT_EQ(value, number);
+      if (generation.number() == 3) return absl::OkStatus();
+      if (generation.rank() == 0) return absl::InternalError("a broken card");
+      // Waits at the lead, on a generation that ends.
+      const auto waits = generation.Get("nobody puts it", kLong);
+      EXPECT_EQ(waits.status().code(), absl::StatusCode::kAborted);
+      return waits.status();
+    });
+  });
+
+  EXPECT_THAT(results, kEndsWithZero);
+}
+
+TEST(NodeMachine, AGroupSumsOverAllNodesAndAgainAfterALoss) {
+  LocalCluster cluster(Quick(2, 2));
+
+  const auto results = cluster.Run([&](outlast::Run& run, int) {
+    return run.ForEachGeneration([&](Generation& generation) -> absl::Status {
+      OUTLAST_ASSIGN_OR_RETURN(Group group, Group::Make(generation, run, "data", 4 << 20));
+      std::vector<float> data(100'000, static_cast<float>(generation.rank() + 1));
+      OUTLAST_RETURN_IF_ERROR(group.AllReduceSum(data));
+      EXPECT_EQ(std::count(data.begin(), data.end(), 10.0f), 100'000);
+      if (generation.number() == 2) return absl::OkStatus();
+      if (generation.rank() == 2) return absl::InternalError("a broken card");
+      // Nobody comes: the barrier ends with the generation.
+      return group.Barrier();
+    });
+  });
+
+  EXPECT_THAT(results, kEndsWithZero);
+  for (const LocalNodeResult& result : results) EXPECT_EQ(result.generation, 2);
+}
+
+TEST(NodeMachine, AStopIsAgreedOverAllNodesAndEndsAtOneStep) {
+  LocalCluster cluster(Quick(2, 2));
+  Mutex mutex;
+  std::vector<int64_t> stopped_at;
+
+  const auto results = cluster.Run([&](outlast::Run& run, int node) {
+    return run.ForEachGeneration([&](Generation& generation) -> absl::Status {
+      OUTLAST_ASSIGN_OR_RETURN(Group group, Group::Make(generation, run, "data", 4096));
+      for (int64_t step = 1;; ++step) {
+        OUTLAST_RETURN_IF_ERROR(group.Barrier());
+        if (step == 3 && generation.rank() == 3) cluster.AskStop(node, SIGINT);
+        OUTLAST_ASSIGN_OR_RETURN(const auto verdict, run.CompleteStep(step));
+        if (verdict == outlast::Run::StepVerdict::kGoOn) continue;
+        run.MarkStopped(step);
+        MutexLock lock(mutex);
+        stopped_at.push_back(step);
+        return generation.Check();
+      }
+    });
+  });
+
+  for (const LocalNodeResult& result : results) EXPECT_EQ(result.exit_code, 130) << result.reason;
+  ASSERT_THAT(stopped_at, SizeIs(4));
+  EXPECT_THAT(stopped_at, Each(stopped_at.front()));
 }
 
 }  // namespace
