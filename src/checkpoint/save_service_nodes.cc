@@ -82,7 +82,6 @@ SaveService::Nodes::~Nodes() {
 }
 
 void SaveService::Nodes::Hear(const std::string& node, const CouncilMessage& message) {
-  PrintToStderr("TRACE {} hears {} from {}\n", council_->self(), message.index(), node);
   std::visit([&](const auto& one) { Take(node, one); }, message);
 }
 
@@ -127,7 +126,6 @@ void SaveService::Nodes::OnCommit(const CommitGeneration& commit) {
   wanted_step_ = kNoStep;
   notice_ = kFirstNotice;
 
-  PrintToStderr("TRACE {} commit {}\n", of_.keeper_.node(), commit.generation);
   LeaveOldBuffers();
   CleanUp();
   // A spare is told of no group.
@@ -179,7 +177,6 @@ void SaveService::Nodes::CleanUp() {
 
 void SaveService::Nodes::OnAbort(uint64_t generation) {
   const std::string reason = "the generation ended";
-  PrintToStderr("TRACE {} abort {}\n", of_.keeper_.node(), generation);
   aborted_ = std::max(aborted_, generation);
   if (lead_) lead_->OnAbort(generation, reason);
   if (member_) member_->OnAbort(generation, reason);
