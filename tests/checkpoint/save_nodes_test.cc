@@ -51,8 +51,8 @@ struct ClusterSpec {
   // Of every agent; asked by the lead.
   std::function<void(LocalCluster&, int64_t step)> at_hook;
   // Called by each rank before the update of each step.
-  std::function<void(LocalCluster&, outlast::Run&, int node, int64_t step)> at_step =
-      [](LocalCluster&, outlast::Run&, int, int64_t) {};
+  std::function<void(LocalCluster&, Generation&, int node, int64_t step)> at_step =
+      [](LocalCluster&, Generation&, int, int64_t) {};
   // Called on the loop, of the node that says it.
   std::function<void(LocalCluster&, int node, int64_t step)> on_durable =
       [](LocalCluster&, int, int64_t) {};
@@ -92,6 +92,11 @@ LocalClusterOptions Quick(int nodes, int slots) {
   options.elastic.rejoin_grace = absl::Milliseconds(200) * TimeFactor();
   options.elastic.last_call = absl::Milliseconds(100) * TimeFactor();
   return options;
+}
+
+// A rank that was killed stays where it was.
+void WaitForEnd(const Generation& generation) {
+  while (generation.Check().ok()) usleep(500);
 }
 
 // A trainer whose replicated state lies on every rank, and one box of a sharded tensor.
@@ -193,7 +198,7 @@ void RunCluster(const ClusterSpec& spec, Saw& saw) {
       }
       for (; step < spec.steps; ++step) {
         OUTLAST_RETURN_IF_ERROR(generation.Check());
-        spec.at_step(cluster, run, node, step);
+        spec.at_step(cluster, generation, node, step);
         OUTLAST_RETURN_IF_ERROR(group.Barrier());
         OUTLAST_RETURN_IF_ERROR(checkpoints->BeforeUpdate());
         state->Update(step);
@@ -262,9 +267,10 @@ TEST(SaveNodes, RanksThatStayWhereTheyAreRestoreFromMemory) {
   RunCluster({.steps = 20,
               .checkpoints = {.uri = folder.path(), .every = Every::Steps(5)},
               .at_step =
-                  [](LocalCluster& cluster, outlast::Run& run, int node, int64_t step) {
-                    if (run.generation() == 1 && run.rank() == 3 && step == 12)
-                      cluster.KillRank(node, 1);
+                  [](LocalCluster& cluster, Generation& generation, int node, int64_t step) {
+                    if (generation.number() != 1 || generation.rank() != 3 || step != 12) return;
+                    cluster.KillRank(node, 1);
+                    WaitForEnd(generation);
                   }},
              saw);
 
@@ -313,8 +319,8 @@ TEST(SaveNodes, AFollowersEndAbortsTheSaveAndTheNextOneCommits) {
                     while (!is_over) usleep(1000);
                   },
               .at_step =
-                  [&](LocalCluster&, outlast::Run& run, int, int64_t) {
-                    if (run.generation() > 1) is_over = true;
+                  [&](LocalCluster&, Generation& generation, int, int64_t) {
+                    if (generation.number() > 1) is_over = true;
                   }},
              saw);
 
@@ -365,9 +371,10 @@ TEST(SaveNodes, ASpareThatTakesALostNodesRanksOpensTheRootAndRestoresFromDisk) {
               .waits_at = 10,
               .checkpoints = {.uri = folder.path(), .every = Every::Steps(10), .keep_last = 9},
               .at_step =
-                  [&](LocalCluster& cluster, outlast::Run& run, int node, int64_t step) {
-                    if (run.rank() == 3 && step == 15 && !is_killed.exchange(true))
-                      cluster.KillNode(node);
+                  [&](LocalCluster& cluster, Generation& generation, int node, int64_t step) {
+                    if (generation.rank() != 3 || step != 15 || is_killed.exchange(true)) return;
+                    cluster.KillNode(node);
+                    WaitForEnd(generation);
                   }},
              saw);
 
@@ -393,9 +400,10 @@ TEST(SaveNodes, ASpareThatTakesRankZeroBecomesTheLead) {
               .waits_at = 10,
               .checkpoints = {.uri = folder.path(), .every = Every::Steps(10), .keep_last = 9},
               .at_step =
-                  [&](LocalCluster& cluster, outlast::Run& run, int node, int64_t step) {
-                    if (run.rank() == 0 && step == 15 && !is_killed.exchange(true))
-                      cluster.KillNode(node);
+                  [&](LocalCluster& cluster, Generation& generation, int node, int64_t step) {
+                    if (generation.rank() != 0 || step != 15 || is_killed.exchange(true)) return;
+                    cluster.KillNode(node);
+                    WaitForEnd(generation);
                   }},
              saw);
 
@@ -461,8 +469,8 @@ TEST(SaveNodes, SavesByTimeAreOfOneStepOnAllNodes) {
               .checkpoints = {.uri = folder.path()},
               .auto_interval = absl::Milliseconds(50),
               .at_step =
-                  [&](LocalCluster& cluster, outlast::Run& run, int node, int64_t) {
-                    if (run.rank() == 0 && saw.newest_durable > 0 && !is_asked.exchange(true))
+                  [&](LocalCluster& cluster, Generation& generation, int node, int64_t) {
+                    if (generation.rank() == 0 && saw.newest_durable > 0 && !is_asked.exchange(true))
                       cluster.AskStop(node);
                   }},
              saw);
@@ -479,8 +487,8 @@ TEST(SaveNodes, AStopIsSavedByAllAndBothAgentsHearThatItIsDurable) {
   RunCluster({.steps = 1'000'000,
               .checkpoints = {.uri = folder.path(), .every = Every::Steps(1000)},
               .at_step =
-                  [](LocalCluster& cluster, outlast::Run& run, int node, int64_t step) {
-                    if (run.rank() == 3 && step == 7) cluster.AskStop(node);
+                  [](LocalCluster& cluster, Generation& generation, int node, int64_t step) {
+                    if (generation.rank() == 3 && step == 7) cluster.AskStop(node);
                   }},
              saw);
 
