@@ -138,7 +138,10 @@ void EventLoop::Run() {
     RunDueTimers();
     {
       MutexLock lock(mutex_);
-      if (stopping_ && posted_.empty()) return;
+      if (stopping_ && posted_.empty()) {
+        stopping_ = false;
+        return;
+      }
     }
     const int count =
         epoll_wait(epoll_.get(), events.data(), static_cast<int>(events.size()), TimeoutMillis());

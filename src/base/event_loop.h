@@ -43,7 +43,7 @@ class EventLoop {
   // Runs `work` on the loop's thread, in the order of the calls. Any thread.
   void Post(std::function<void()> work);
 
-  // Runs until Stop. What was posted before Stop still runs.
+  // Runs until Stop. What was posted before Stop still runs. May be run again.
   void Run();
   // Any thread; may be called twice.
   void Stop();

@@ -37,14 +37,16 @@ absl::Status ReadSeconds(std::string_view flag, const std::string& text, absl::D
   return absl::OkStatus();
 }
 
-absl::Status CheckJobId(const std::string& id) {
+absl::Status CheckName(std::string_view flag, const std::string& name) {
   const bool fits =
-      id.size() <= 64 &&
-      id.find_first_not_of("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789._-") ==
+      name.size() <= 64 &&
+      name.find_first_not_of("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789._-") ==
           std::string::npos;
-  if (fits && (id.empty() || (id[0] != '.' && id[0] != '-'))) return absl::OkStatus();
-  return RefuseValue("--job", id,
+  if (fits && (name.empty() || (name[0] != '.' && name[0] != '-'))) return absl::OkStatus();
+  return RefuseValue(flag, name,
                      "up to 64 letters, digits, '.', '_' or '-', not starting with '.' or '-'");
 }
+
+absl::Status CheckJobId(const std::string& id) { return CheckName("--job", id); }
 
 }  // namespace outlast

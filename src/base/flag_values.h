@@ -14,6 +14,8 @@ absl::Status RefuseValue(std::string_view flag, std::string_view found, std::str
 absl::Status ReadInteger(std::string_view flag, const std::string& text, int least, int most,
                          int& value);
 absl::Status ReadSeconds(std::string_view flag, const std::string& text, absl::Duration& value);
+// Of what becomes part of file names and messages. An empty one passes.
+absl::Status CheckName(std::string_view flag, const std::string& name);
 // A job's id is part of file names and messages. An empty one passes: the root's.
 absl::Status CheckJobId(const std::string& id);
 

@@ -77,6 +77,7 @@ class CoordinatorHost::Work {
   bool Do(const FinishJob& finish);
   bool Do(const StepDown& down);
   void Over(const absl::Status& status);
+  void LookIfAllAreGone();
   void Tell(std::function<void()> ear) {
     caller_.Post([alive = std::weak_ptr<int>(alive_), ear = std::move(ear)] {
       if (alive.lock() != nullptr) ear();
@@ -97,7 +98,8 @@ class CoordinatorHost::Work {
   std::unordered_map<uint64_t, Stream> streams_;
   EventLoop::TimerId timer_ = 0;
   bool is_over_ = false;
-  bool any_greeted_ = false;  // somebody may come back and ask
+  bool any_greeted_ = false;       // somebody may come back and ask
+  bool awaits_farewells_ = false;  // the job has ended, and all that it had were told
 
   std::unique_ptr<EventLoop> loop_;
   std::unique_ptr<control::FrameServer> server_;
@@ -183,6 +185,7 @@ void CoordinatorHost::Work::Closed(uint64_t id) {
   loop_->Cancel(at->second.greet_due);
   streams_.erase(at);
   if (greeted) Step(StreamLost{id});
+  LookIfAllAreGone();
 }
 
 void CoordinatorHost::Work::Close(uint64_t id, const std::string& reason) {
@@ -191,6 +194,7 @@ void CoordinatorHost::Work::Close(uint64_t id, const std::string& reason) {
   if (at == streams_.end()) return;
   loop_->Cancel(at->second.greet_due);
   streams_.erase(at);
+  LookIfAllAreGone();
 }
 
 void CoordinatorHost::Work::Heard(uint64_t id, const control::AgentFrame& frame, size_t bytes) {
@@ -307,6 +311,8 @@ bool CoordinatorHost::Work::Do(const RecordFault& fault) {
 
 bool CoordinatorHost::Work::Do(const FinishJob& finish) {
   Tell([this, finish] { ears_.on_finish(finish); });
+  awaits_farewells_ = coordinator_.absent() == 0;
+  LookIfAllAreGone();
   const absl::Duration serve = any_greeted_ ? options_.serve_late : absl::ZeroDuration();
   loop_->RunAfter(serve, [this] { Over(absl::OkStatus()); });
   return true;
@@ -315,6 +321,15 @@ bool CoordinatorHost::Work::Do(const FinishJob& finish) {
 bool CoordinatorHost::Work::Do(const StepDown& down) {
   Over(MakeStatus(absl::StatusCode::kAborted, down.reason));
   return false;
+}
+
+void CoordinatorHost::Work::LookIfAllAreGone() {
+  if (!awaits_farewells_) return;
+  for (const auto& [id, stream] : streams_) {
+    if (stream.greeted) return;
+  }
+  awaits_farewells_ = false;
+  Tell([this] { ears_.on_all_told(); });
 }
 
 void CoordinatorHost::Work::Over(const absl::Status& status) {

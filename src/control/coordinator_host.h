@@ -42,6 +42,9 @@ class CoordinatorHost {
     // The job's end. Agents are told, now and for `serve_late`; not where none ever came. 85: it
     // had ended before this start.
     std::function<void(const FinishJob&)> on_finish = [](const FinishJob&) {};
+    // After on_finish: all agents that the job had at its end have been told, and are gone. One
+    // that was away then, or that never came, may still ask.
+    std::function<void()> on_all_told = [] {};
     // It serves nobody any more. OK: a while after the job's end; kAborted: another coordinator has
     // the job, or the journal could not be written.
     std::function<void(const absl::Status&)> on_over = [](const absl::Status&) {};

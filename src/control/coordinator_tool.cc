@@ -11,9 +11,9 @@
 
 #include "base/error.h"
 #include "base/flag_values.h"
-#include "control/certificates.h"
 #include "control/coordinator_host.h"
 #include "control/load_transport.h"
+#include "control/node_flags.h"
 #include "outlast/elastic/exit_code.h"
 
 namespace outlast {
@@ -24,8 +24,7 @@ constexpr int kStopSignals[] = {SIGTERM, SIGINT, SIGHUP, SIGUSR1, SIGUSR2};
 struct Arguments {
   CoordinatorHostOptions host;
   std::string nodes = "1", slots, max_restarts;
-  std::string token_file, token_fd;
-  std::string ca, certificate, key;
+  TrustFlags trust;
   std::string last_call, join, serve_late;
 };
 
@@ -43,15 +42,7 @@ void Declare(CLI::App& app, Arguments& raw) {
   app.add_option("--max-restarts", raw.max_restarts,
                  "Restarts without progress before the job ends (3)")
       ->type_name("R");
-  app.add_option("--token-file", raw.token_file, "Holds the job token, 64 hex digits")
-      ->type_name("FILE");
-  app.add_option("--token-fd", raw.token_fd, "The same, by a descriptor that is inherited")
-      ->type_name("FD");
-  app.add_flag("--allow-strangers", raw.host.allow_strangers,
-               "Listen beyond this machine without a token");
-  app.add_option("--tls-ca", raw.ca, "Whom certificates of agents must be from")->type_name("FILE");
-  app.add_option("--tls-cert", raw.certificate, "Own certificate")->type_name("FILE");
-  app.add_option("--tls-key", raw.key, "Its key")->type_name("FILE");
+  raw.trust.Declare(app);
   app.add_option("--last-call", raw.last_call, "How long the last nodes are waited for (5)")
       ->type_name("SECONDS");
   app.add_option("--join-timeout", raw.join, "How long MIN nodes are waited for (600)")
@@ -65,39 +56,6 @@ void Declare(CLI::App& app, Arguments& raw) {
       "--journal j7.journal");
 }
 
-// "4", or "2:4".
-absl::Status ParseNodes(const std::string& text, int slots, MembershipOptions& membership) {
-  std::istringstream in(text);
-  int min = 0, max = 0;
-  char colon = ':';
-  in >> min;
-  max = min;
-  if (in && !in.eof()) in >> colon >> max;
-  if (!in || !in.eof() || colon != ':' || min < 1 || max < min || max > (1 << 16)) {
-    return Error(absl::StatusCode::kInvalidArgument,
-                 "--nnodes '{}': N or MIN:MAX is wanted, such as 4 or 2:4", text);
-  }
-  membership.min_world = min * slots;
-  membership.max_world = max * slots;
-  return absl::OkStatus();
-}
-
-absl::Status ReadToken(const Arguments& raw, JobToken& token) {
-  if (!raw.token_file.empty() && !raw.token_fd.empty()) {
-    return Error(absl::StatusCode::kInvalidArgument,
-                 "--token-file {} and --token-fd {}: one of them wanted", raw.token_file,
-                 raw.token_fd);
-  }
-  if (!raw.token_file.empty()) {
-    OUTLAST_ASSIGN_OR_RETURN(token, JobToken::Read(raw.token_file));
-  } else if (!raw.token_fd.empty()) {
-    int fd = 0;
-    OUTLAST_RETURN_IF_ERROR(ReadInteger("--token-fd", raw.token_fd, 0, INT_MAX, fd));
-    OUTLAST_ASSIGN_OR_RETURN(token, JobToken::ReadFrom(fd));
-  }
-  return absl::OkStatus();
-}
-
 absl::Status Complete(Arguments& raw) {
   ElasticOptions& elastic = raw.host.elastic;
   if (elastic.job.empty()) return RefuseValue("--job", "", "the job's id");
@@ -107,13 +65,16 @@ absl::Status Complete(Arguments& raw) {
   OUTLAST_RETURN_IF_ERROR(ReadInteger("-n", raw.slots, 1, 1 << 16, slots));
   OUTLAST_RETURN_IF_ERROR(
       ReadInteger("--max-restarts", raw.max_restarts, 0, INT_MAX, elastic.budget.max_restarts));
-  OUTLAST_RETURN_IF_ERROR(ParseNodes(raw.nodes, slots, elastic.membership));
+  OUTLAST_ASSIGN_OR_RETURN(const NodeCount nodes, ParseNodeCount(raw.nodes));
+  elastic.membership.min_world = nodes.min * slots;
+  elastic.membership.max_world = nodes.max * slots;
   OUTLAST_RETURN_IF_ERROR(ReadSeconds("--last-call", raw.last_call, elastic.last_call));
   OUTLAST_RETURN_IF_ERROR(ReadSeconds("--join-timeout", raw.join, elastic.join));
   OUTLAST_RETURN_IF_ERROR(ReadSeconds("--serve-late", raw.serve_late, raw.host.serve_late));
-  OUTLAST_RETURN_IF_ERROR(ReadToken(raw, raw.host.token));
-  OUTLAST_ASSIGN_OR_RETURN(raw.host.certificates,
-                           ReadCertificates(raw.ca, raw.certificate, raw.key));
+  OUTLAST_ASSIGN_OR_RETURN(Trust trust, ReadTrust(raw.trust));
+  raw.host.token = std::move(trust.token);
+  raw.host.certificates = std::move(trust.certificates);
+  raw.host.allow_strangers = trust.allow_strangers;
   return absl::OkStatus();
 }
 

@@ -6,6 +6,7 @@
 #include <netinet/in.h>
 
 #include <algorithm>
+#include <cerrno>
 #include <memory>
 
 #include "base/error.h"
@@ -50,6 +51,22 @@ std::vector<std::string> LocalAddresses() {
     addresses.push_back(SocketAddress(at->ifa_addr, size).host_port().host);
   }
   return addresses;
+}
+
+absl::StatusOr<std::string> AddressTowards(const HostPort& to) {
+  const auto addresses = ResolveAddress(to);
+  if (!addresses.ok()) return Annotate(addresses.status(), to.host);
+  absl::Status why;
+  for (const SocketAddress& address : *addresses) {
+    // Connecting a datagram socket only looks up the route.
+    const UniqueFd fd(socket(address.family(), SOCK_DGRAM | SOCK_CLOEXEC, 0));
+    if (fd.is_open() && connect(fd.get(), address.get(), address.size()) == 0) {
+      OUTLAST_ASSIGN_OR_RETURN(const SocketAddress own, SocketAddress::Local(fd.get()));
+      return own.host_port().host;
+    }
+    why = ErrnoStatus(errno, fmt::format("the way to {}", address.host_port().text()));
+  }
+  return MakeStatus(absl::StatusCode::kUnavailable, std::string(MessageOf(why)));
 }
 
 bool IsMine(std::span<const std::string> addresses, std::span<const std::string> own) {

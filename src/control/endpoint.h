@@ -19,6 +19,9 @@ bool IsLoopback(const std::string& address);
 
 // Addresses of this machine's interfaces that are up, as numbers.
 std::vector<std::string> LocalAddresses();
+// The own address, a number, from which this machine's packets reach `to`. kUnavailable: `to` does
+// not resolve, or there is no way to it. Sends nothing.
+absl::StatusOr<std::string> AddressTowards(const HostPort& to);
 // Whether one of `addresses` is one of `own`: the addresses that an agent was given, or
 // LocalAddresses(). Names are never compared, so an alias or another interface of a machine is
 // recognised; 127.0.0.2 is not 127.0.0.1, so that agents of one machine can have addresses of their

@@ -27,6 +27,10 @@ class JobToken {
   // so that no proof serves twice, and the role, so that none is good when sent back.
   std::string Prove(std::string_view role, std::string_view job, std::string_view their_nonce,
                     std::string_view own_nonce) const;
+  // 32 bytes for `purpose`, which all who know the token agree on, and nobody else can tell.
+  std::string SecretFor(std::string_view purpose, std::string_view job) const {
+    return Prove(purpose, job, {}, {});
+  }
   // Whether `proof` is what the other side, in its `role`, had to say. In constant time.
   bool Checks(std::string_view proof, std::string_view role, std::string_view job,
               std::string_view own_nonce, std::string_view their_nonce) const;

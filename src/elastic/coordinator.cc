@@ -20,6 +20,11 @@ constexpr uint64_t kTimer = 1;
 Coordinator::Coordinator(ElasticOptions options, CoordinatorState state, const Id128& run_id)
     : options_(std::move(options)), state_(std::move(state)), run_id_(run_id) {}
 
+int Coordinator::absent() const {
+  return static_cast<int>(std::count_if(
+      agents_.begin(), agents_.end(), [](const auto& agent) { return agent.second.stream == 0; }));
+}
+
 std::vector<CoordinatorAction> Coordinator::Step(const CoordinatorEvent& event,
                                                  absl::Duration now) {
   if (phase_ == CoordinatorPhase::kSteppedDown) return {};
@@ -116,6 +121,7 @@ void Coordinator::On(const HelloReceived& event) {
   agent.segment = hello.segment;
   agent.slot_hint = hello.slot_hint;
   agent.address = event.address;
+  agent.peer_address = hello.peer_address;
   agent.heard = now_;
   agent.lost_due = absl::InfiniteDuration();
   nodes_of_streams_[event.stream] = hello.node;

@@ -253,8 +253,9 @@ void Coordinator::TryForm() {
     return;
   }
   if (last_call_due_ == absl::InfiniteDuration()) last_call_due_ = now_ + options_.last_call;
-  if (map->world == options_.membership.max_world || now_ >= last_call_due_)
-    Reform("the first generation");
+  const int max_world = options_.membership.max_world;
+  const bool all_came = map->world == max_world && slots >= max_world + options_.spare_slots;
+  if (all_came || now_ >= last_call_due_) Reform("the first generation");
 }
 
 void Coordinator::TryCommit() {
@@ -273,9 +274,17 @@ void Coordinator::TryCommit() {
                          .map = provisional_,
                          .plain = PlainRanks(provisional_),
                          .finished = finished};
+  const RankRun& lead = provisional_.runs.front();
+  const std::vector<RankRun>& last = state_.commit.map.runs;
+  // It has not said hello to this coordinator yet if its work is done.
+  if (!last.empty() && last.front().node == lead.node &&
+      last.front().incarnation == lead.incarnation)
+    commit.lead_address = state_.commit.lead_address;
   for (const auto& [node, agent] : agents_) {
     held.insert(held.end(), agent.snapshots.begin(), agent.snapshots.end());
-    if (node == provisional_.runs.front().node) commit.bootstrap = agent.bootstrap;
+    if (node != lead.node) continue;
+    commit.bootstrap = agent.bootstrap;
+    if (!agent.peer_address.empty()) commit.lead_address = agent.peer_address;
   }
   commit.resume = ChooseCandidates(held, state_.step_committed);
   plain_.assign(static_cast<size_t>(commit.map.world), false);

@@ -42,7 +42,7 @@ void Fields(Codec& codec, ResumeCandidate& candidate) {
 template <typename Codec>
 void Fields(Codec& codec, Commit& commit) {
   codec(commit.generation, commit.map, commit.plain, commit.finished, commit.bootstrap,
-        commit.resume, commit.candidate);
+        commit.lead_address, commit.resume, commit.candidate);
 }
 }  // namespace control
 template <typename Codec>

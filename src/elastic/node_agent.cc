@@ -197,6 +197,23 @@ void NodeAgent::Report(int index, FaultClass fault_class, const ProcessEnd& end,
                        .detail = std::move(detail),
                        .plain = IsPlain(slot) || (slot.plain && fault_class == FaultClass::kCrash),
                        .finished = slot.finished};
+  const bool by_end = !end.clean() || fault_class == FaultClass::kEarlyExit;
+  const std::string found_by = fault_class == FaultClass::kHang ? "watchdog: " + fault.what
+                               : by_end                         ? "process exit"
+                                                                : fault.what;
+  Emit(RecordFault{.fault = {.fault_class = fault_class,
+                             .rank = slot.rank,
+                             .generation = fault.generation,
+                             .step_reached = newest_step_,
+                             .step_committed = step_committed_,
+                             .end = end,
+                             .found_by = found_by,
+                             .detail = fault.detail,
+                             .root = FaultRoot(fault_class, fault.what, phase),
+                             .victim = is_preparing() && slot.born <= committed_,
+                             .node = options_.node},
+                   .budget_used = 0,
+                   .budget = 0});
   faults_.push_back(fault);
   Send(std::move(fault));
 }

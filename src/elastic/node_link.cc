@@ -33,6 +33,7 @@ void NodeAgent::On(const StreamUp&) {
                  .capacity = options_.capacity,
                  .segment = options_.segment,
                  .addresses = options_.addresses,
+                 .peer_address = options_.peer_address,
                  .run_id = run_id_,
                  .coordinator = coordinator_,
                  .generation = committed_}});
@@ -129,6 +130,8 @@ void NodeAgent::Hear(const control::Refused& refused) {
 }
 
 void NodeAgent::On(const SaveReported& event) {
+  if (event.report.outcome == control::SaveOutcome::kCommitted)
+    step_committed_ = std::max(step_committed_, event.report.step);
   if (link_ == Link::kUp) return Send(event.report);
   if (reports_.size() == kMostReports) reports_.erase(reports_.begin());
   reports_.push_back(event.report);
@@ -150,6 +153,7 @@ void NodeAgent::Hear(const control::Prepare& prepare) {
     round_owner_ = coordinator_;
     round_ = prepare.round;
     target_ = prepare.generation;
+    world_ = prepare.map.world;
     std::erase_if(faults_, [](const control::Fault& fault) { return !fault.finished; });
     Abort(prepare.reason);
     no_spawn_before_ = now_ + prepare.spawn_delay;
@@ -194,6 +198,7 @@ void NodeAgent::Hear(const control::Commit& commit) {
   committed_ = commit.generation;
   aborted_ = commit.generation - 1;
   commit_ = commit;
+  world_ = commit.map.world;
   restored_.reset();
   said_committed_ = false;
   std::erase_if(faults_, [this](const control::Fault& fault) {

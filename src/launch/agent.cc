@@ -4,6 +4,7 @@
 #include <sys/signalfd.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <csignal>
 #include <cstring>
@@ -16,6 +17,7 @@
 #include "base/event_loop.h"
 #include "launch/console.h"
 #include "launch/death_watch.h"
+#include "launch/node_side.h"
 #include "launch/process.h"
 #include "launch/run_dir.h"
 #include "launch/run_ledger.h"
@@ -47,13 +49,14 @@ std::string NameOf(int signal) {
 class Agent final : public WorkerHost {
  public:
   Agent(const LaunchOptions& options, const Id128& run_id, Guardian& guardian,
-        std::vector<Binding> bindings, RunDir run_dir)
+        std::vector<Binding> bindings, RunDir run_dir, std::string address)
       : options_(options),
         run_id_(run_id),
         guardian_(guardian),
         bindings_(std::move(bindings)),
         run_dir_(std::move(run_dir)),
-        record_(run_dir_, options, run_id) {}
+        record_(run_dir_, options, options.nodes ? Id128() : run_id),
+        ports_(std::move(address)) {}
 
   absl::Status SetUp();
   // SetUp went well.
@@ -71,6 +74,7 @@ class Agent final : public WorkerHost {
  private:
   struct Worker {
     SpawnWorker spawn{};
+    int rank = 0;
     pid_t pid = 0;
     bool signalled = false;  // by us: what happens to it from now on is an effect
     std::string error_path;
@@ -87,6 +91,10 @@ class Agent final : public WorkerHost {
   void On(const TreeStuck& stuck);
   void SpawnFailed(const SpawnWorker& worker, const absl::Status& why);
   absl::Status TrySpawn(SpawnRequest& request);
+  absl::StatusOr<WorkerPlace> PlaceOf(const SpawnRequest& request);
+  absl::StatusOr<std::unique_ptr<JobMachine>> MakeMachine();
+  // -1: it is not held here.
+  int SlotOf(int rank) const;
   // The slot's process, unless it is another by now.
   Worker* Find(int slot, uint64_t incarnation);
   void Rescue();
@@ -94,7 +102,7 @@ class Agent final : public WorkerHost {
   void Finish(int exit_code, std::string reason);
 
   const LaunchOptions& options_;
-  const Id128 run_id_;
+  const Id128 run_id_;  // of several nodes: this agent's id; the keeper knows the run's
   Guardian& guardian_;
   const std::vector<Binding> bindings_;  // by slot
   const RunDir run_dir_;
@@ -103,13 +111,15 @@ class Agent final : public WorkerHost {
   std::unique_ptr<Console> console_;
   std::unique_ptr<StackTaker> stacks_;
   std::unique_ptr<RunLedger> ledger_;
+  std::unique_ptr<NodeSide> nodes_;  // null: there is one
   std::unique_ptr<Keeper> keeper_;
   std::unique_ptr<JobServices> services_;
   std::unique_ptr<StatusService> status_;  // asks all of the above
   std::unique_ptr<DeathWatch> deaths_;     // reads the keeper's black boxes
   UniqueFd signals_;
   MasterPorts ports_;
-  std::map<int, Worker> workers_;  // by slot
+  std::map<int, Worker> workers_;                  // by slot
+  std::shared_ptr<const control::Commit> commit_;  // the newest; null: none, or one node
   bool any_ran_ = false;
   int stack_captures_ = 0;
   std::optional<std::pair<int, std::string>> end_;  // exit code and reason
@@ -129,8 +139,9 @@ absl::Status Agent::SetUp() {
   OUTLAST_ASSIGN_OR_RETURN(console_, Console::Start(STDOUT_FILENO, STDERR_FILENO));
   stacks_ = std::make_unique<StackTaker>(*loop_);
   OUTLAST_ASSIGN_OR_RETURN(ledger_, RunLedger::Open(*loop_, run_dir_.path(), options_, run_id_));
-  keeper_ = std::make_unique<Keeper>(*loop_, *this,
-                                     KeeperOptions{options_.job, run_id_, run_dir_.path()});
+  OUTLAST_ASSIGN_OR_RETURN(std::unique_ptr<JobMachine> machine, MakeMachine());
+  keeper_ = std::make_unique<Keeper>(
+      *loop_, *this, KeeperOptions{options_.job, run_id_, run_dir_.path()}, std::move(machine));
   services_ =
       std::make_unique<JobServices>(*keeper_, *this, options_, *ledger_, record_, *console_);
   deaths_ =
@@ -153,6 +164,22 @@ absl::Status Agent::ServeStatus() {
   return absl::OkStatus();
 }
 
+absl::StatusOr<std::unique_ptr<JobMachine>> Agent::MakeMachine() {
+  if (!options_.nodes) return std::make_unique<OneNodeMachine>(options_.job, run_id_);
+  NodeSide::Ears ears;
+  ears.say = [this](const std::string& line) { console_->Say("outlast: " + line); };
+  ears.on_job_fault = [this](const RecordFault& record) {
+    record_.JobFaulted(record);
+    console_->Say(fmt::format("outlast: coordinator: {}{} ({}, {})",
+                              record.fault.node.empty() ? "" : record.fault.node + ": ",
+                              record.fault.detail, FaultClassName(record.fault.fault_class),
+                              record.fault.victim ? "after a peer" : BudgetText(record)));
+  };
+  OUTLAST_ASSIGN_OR_RETURN(nodes_, NodeSide::Start(*loop_, options_, ports_.address(), run_id_,
+                                                   run_dir_.path(), std::move(ears)));
+  return nodes_->MakeMachine(ports_);
+}
+
 int Agent::Run() {
   loop_->Run();
   status_.reset();
@@ -162,7 +189,9 @@ int Agent::Run() {
   ledger_->Finished(end_->first, end_->second);
   if (!ledger_->error().ok())
     console_->Say(fmt::format("outlast: the ledger has gaps: {}", MessageOf(ledger_->error())));
+  record_.Joined(keeper_->run_id());
   keeper_.reset();
+  if (nodes_ != nullptr) nodes_->Leave();
   stacks_.reset();
   if (const absl::Status finished = guardian_.Finish(kFinishLimit); !finished.ok()) {
     console_->Say(fmt::format("outlast: {}", MessageOf(finished)));
@@ -172,6 +201,8 @@ int Agent::Run() {
   }
   if (end_->first != 0)
     console_->Say(fmt::format("outlast: exit code {}: {}", end_->first, end_->second));
+  if (nodes_ != nullptr) nodes_->ServeOthers();
+  nodes_.reset();
   console_->Stop();
   return end_->first;
 }
@@ -231,6 +262,8 @@ void Agent::OnSignal() {
       continue;
     }
     console_->Say(fmt::format("outlast: {}: stopping", NameOf(signal)));
+    if (nodes_ != nullptr) nodes_->StopJob(signal);
+    if (keeper_ == nullptr) continue;  // the others are served
     record_.StopAsked(signal);
     keeper_->Dispatch(StopAsked{signal});
   }
@@ -247,7 +280,7 @@ void Agent::CaptureStacks(const outlast::CaptureStacks& request, std::function<v
   for (const int slot : request.slots) {
     const auto worker = workers_.find(slot);
     if (worker != workers_.end() && worker->second.pid > 0)
-      targets.push_back({slot, worker->second.pid});
+      targets.push_back({worker->second.rank, worker->second.pid});
   }
   const std::string folder = fmt::format("{}/stacks/{}", run_dir_.path(), ++stack_captures_);
   stacks_->Take(targets, folder, [this, folder, reason = request.reason, done = std::move(done)] {
@@ -270,18 +303,48 @@ void Agent::Spawn(SpawnRequest request) {
     SpawnFailed(request.worker, spawned);
 }
 
+absl::StatusOr<WorkerPlace> Agent::PlaceOf(const SpawnRequest& request) {
+  const SpawnWorker& worker = request.worker;
+  WorkerPlace place{.rank = request.rank, .world = request.world};
+  place.local_world = 0;
+  for (int slot = 0; slot < keeper_->slots(); ++slot) {
+    const int rank = keeper_->rank(slot);
+    place.local_world += rank >= 0 ? 1 : 0;
+    place.local_rank += rank >= 0 && rank < request.rank ? 1 : 0;
+  }
+  place.incarnation = worker.incarnation;
+  place.attempt = worker.attempt;
+  place.max_restarts = options_.job.max_restarts;
+  place.job = JobNameOf(options_);
+  place.run_id = keeper_->run_id().hex();
+  place.run_dir = run_dir_.path();
+  if (!options_.nodes) {
+    OUTLAST_ASSIGN_OR_RETURN(const int port, ports_.Of(worker.generation));
+    place.master = HostPort{ports_.address(), static_cast<uint16_t>(port)};
+    return place;
+  }
+  place.address = ports_.address();
+  if (commit_ == nullptr) return place;
+  std::vector<std::string> nodes;  // in the order of their ranks
+  for (const RankRun& run : commit_->map.runs) {
+    if (std::find(nodes.begin(), nodes.end(), run.node) == nodes.end()) nodes.push_back(run.node);
+  }
+  const auto own = std::find(nodes.begin(), nodes.end(), options_.nodes->node);
+  if (own == nodes.end()) return place;
+  place.group_rank = static_cast<int>(own - nodes.begin());
+  place.group_world = static_cast<int>(nodes.size());
+  if (commit_->generation != worker.generation) return place;
+  if (auto master = HostPort::Parse(commit_->bootstrap); master.ok()) place.master = *master;
+  return place;
+}
+
 absl::Status Agent::TrySpawn(SpawnRequest& request) {
   const SpawnWorker& worker = request.worker;
   OUTLAST_ASSIGN_OR_RETURN(RunDir::LogFiles logs,
-                           run_dir_.OpenLogs(worker.generation, worker.slot));
+                           run_dir_.OpenLogs(worker.generation, request.rank));
   const UniqueFd null(open("/dev/null", O_RDONLY | O_CLOEXEC));
-  WorkerPlace place{worker.slot, request.world, worker.incarnation, worker.attempt,
-                    options_.job.max_restarts};
-  OUTLAST_ASSIGN_OR_RETURN(place.master_port, ports_.Of(worker.generation));
-  place.job = JobNameOf(options_);
-  place.run_id = run_id_.hex();
-  place.run_dir = run_dir_.path();
-  const bool gets_stdin = options_.stdin_to_rank_0 && worker.slot == 0;
+  OUTLAST_ASSIGN_OR_RETURN(const WorkerPlace place, PlaceOf(request));
+  const bool gets_stdin = options_.stdin_to_rank_0 && request.rank == 0;
   OUTLAST_RETURN_IF_ERROR(guardian_.Spawn(
       {.slot = worker.slot,
        .incarnation = worker.incarnation,
@@ -290,19 +353,18 @@ absl::Status Agent::TrySpawn(SpawnRequest& request) {
        .descriptors = {{"OUTLAST_SOCKET_FD", request.socket.get()},
                        {"OUTLAST_BLACKBOX_FD", request.black_box_fd}},
        .binding = bindings_[static_cast<size_t>(worker.slot)]}));
-  const std::string prefix = fmt::format("[{}] ", worker.slot);
+  const std::string prefix = fmt::format("[{}] ", request.rank);
   console_->Follow(worker.incarnation, logs.output_path, prefix, Console::Stream::kOutput);
   console_->Follow(worker.incarnation, logs.error_path, prefix, Console::Stream::kError);
-  workers_[worker.slot] = {.spawn = worker, .error_path = logs.error_path};
+  workers_[worker.slot] = {.spawn = worker, .rank = request.rank, .error_path = logs.error_path};
   return absl::OkStatus();
 }
 
 void Agent::SpawnFailed(const SpawnWorker& worker, const absl::Status& why) {
-  console_->Say(
-      fmt::format("outlast: rank {} could not be started: {}", worker.slot, MessageOf(why)));
-  if (!any_ran_)
-    keeper_->Dispatch(
-        RootRefused{fmt::format("rank {} could not be started: {}", worker.slot, MessageOf(why))});
+  const std::string what =
+      fmt::format("rank {} could not be started: {}", keeper_->rank(worker.slot), MessageOf(why));
+  console_->Say("outlast: " + what);
+  if (!any_ran_) keeper_->Dispatch(RootRefused{what});
   keeper_->OnWorkerEnded(worker.slot, worker.incarnation, {.code = 127});
 }
 
@@ -313,7 +375,7 @@ void Agent::Kill(const KillWorker& kill) {
   const absl::Status sent = kill.how == KillHow::kTerm
                                 ? guardian_.Terminate(kill.slot, kill.incarnation)
                                 : guardian_.Kill(kill.slot, kill.incarnation);
-  if (!sent.ok()) console_->Say(fmt::format("outlast: rank {}: {}", kill.slot, MessageOf(sent)));
+  if (!sent.ok()) console_->Say(fmt::format("outlast: rank {}: {}", worker->rank, MessageOf(sent)));
 }
 
 void Agent::Forward(const ForwardSignal& forward) {
@@ -333,15 +395,15 @@ void Agent::On(WorkerStarted started) {
   Worker* worker = Find(started.slot, started.incarnation);
   if (worker == nullptr) return;
   worker->pid = started.pid;
-  record_.Started(worker->spawn, started.pid);
-  ledger_->Started(worker->spawn, started.pid, keeper_->black_box(started.slot).fd());
+  record_.Started(worker->spawn, worker->rank, started.pid);
+  ledger_->Started(worker->spawn, worker->rank, started.pid, keeper_->black_box(started.slot).fd());
 }
 
 void Agent::On(const WorkerExited& exited) {
   Worker* worker = Find(exited.slot, exited.incarnation);
   if (worker == nullptr) return;
   const ProcessEnd end{exited.code, exited.signal, worker->signalled};
-  record_.Ended(exited.slot, exited.incarnation, end, exited.error);
+  record_.Ended(worker->rank, exited.incarnation, end, exited.error);
   ledger_->Ended(exited.slot, std::exchange(worker->pid, 0), worker->spawn.generation, end);
   if (!exited.error.empty()) {
     return SpawnFailed(SpawnWorker(worker->spawn),
@@ -351,23 +413,34 @@ void Agent::On(const WorkerExited& exited) {
   keeper_->OnWorkerEnded(exited.slot, exited.incarnation, end);
 }
 
+int Agent::SlotOf(int rank) const {
+  for (int slot = 0; rank >= 0 && slot < keeper_->slots(); ++slot) {
+    if (keeper_->rank(slot) == rank) return slot;
+  }
+  return -1;
+}
+
 void Agent::On(const TreeStuck& stuck) {
   console_->Say(
       fmt::format("outlast: rank {}: process {} does not end after SIGKILL (uninterruptible sleep)",
-                  stuck.slot, stuck.pid));
+                  keeper_->rank(stuck.slot), stuck.pid));
 }
 
 // --- What the keeper tells ---
 
 void Agent::OnFault(const RecordFault& record) {
   const FaultRecord& fault = record.fault;
-  const auto worker = workers_.find(fault.rank);
+  const int slot = SlotOf(fault.rank);
+  const auto worker = workers_.find(slot);
   record_.Faulted(record, worker == workers_.end()
                               ? ""
                               : LastLines(worker->second.error_path, kLastLines, kLastLinesBytes));
   services_->Faulted(fault);
-  ledger_->Faulted(fault, services_->LastProgressOf(fault));
-  const std::string weight = fault.victim ? "after a peer" : BudgetText(record);
+  ledger_->Faulted(fault, slot, services_->LastProgressOf(fault));
+  // Of several nodes the coordinator counts.
+  const std::string weight = fault.victim     ? "after a peer"
+                             : options_.nodes ? "reported"
+                                              : BudgetText(record);
   console_->Say(fmt::format("outlast: {} ({}, {}) in generation {}, found by {}", fault.detail,
                             FaultClassName(fault.fault_class), weight, fault.generation,
                             fault.found_by));
@@ -380,12 +453,21 @@ void Agent::OnEnter(int slot, uint64_t incarnation) {
 }
 
 void Agent::OnCommit(const CommitGeneration& commit) {
+  commit_ = commit.job;
+  for (auto& [slot, worker] : workers_) {
+    if (const int rank = commit.RankOf(slot); rank >= 0) worker.rank = rank;
+  }
+  record_.Joined(keeper_->run_id());
   record_.Committed(commit);
   ledger_->Committed(commit);
   if (services_ != nullptr) services_->Committed(commit);
-  if (commit.generation > 1)
+  if (commit.job != nullptr) {
+    console_->Say(fmt::format("outlast: generation {} with {} ranks, {} of them here",
+                              commit.generation, commit.job->map.world, commit.members.size()));
+  } else if (commit.generation > 1) {
     console_->Say(fmt::format("outlast: generation {} with {} ranks", commit.generation,
                               commit.members.size()));
+  }
 }
 
 absl::StatusOr<std::vector<Binding>> BindWorkers(const LaunchOptions& options) {
@@ -406,8 +488,14 @@ int RunAgent(const LaunchOptions& options, const Id128& run_id, Guardian& guardi
     PrintToStderr("outlast: {}\n", MessageOf(bindings.status()));
     return kExitRefused;
   }
-  auto run_dir =
-      RunDir::Create(options.run_dir, JobNameOf(options), Clock::Real().WallTime(), run_id);
+  absl::StatusOr<std::string> address = "127.0.0.1";
+  if (options.nodes) address = OwnAddress(*options.nodes);
+  if (!address.ok()) {
+    PrintToStderr("outlast: {}\n", MessageOf(address.status()));
+    return kExitRefused;
+  }
+  auto run_dir = RunDir::Create(options.run_dir, JobNameOf(options), Clock::Real().WallTime(),
+                                run_id, options.nodes ? options.nodes->node : "");
   if (!run_dir.ok()) {
     PrintToStderr("outlast: --run-dir '{}': {}; a writable folder wanted\n", options.run_dir,
                   MessageOf(run_dir.status()));
@@ -415,10 +503,12 @@ int RunAgent(const LaunchOptions& options, const Id128& run_id, Guardian& guardi
   }
   PrintToStderr("outlast: RUN_DIR {}\n", run_dir->path());
   for (size_t slot = 0; slot < bindings->size() && options.bind != BindTo::kNone; ++slot) {
-    PrintToStderr("outlast: rank {}: CPUs {}, memory of NUMA node {} first\n", slot,
-                  CpuList((*bindings)[slot].cpus), (*bindings)[slot].numa);
+    PrintToStderr("outlast: {} {}: CPUs {}, memory of NUMA node {} first\n",
+                  options.nodes ? "slot" : "rank", slot, CpuList((*bindings)[slot].cpus),
+                  (*bindings)[slot].numa);
   }
-  Agent agent(options, run_id, guardian, *std::move(bindings), std::move(*run_dir));
+  Agent agent(options, run_id, guardian, *std::move(bindings), std::move(*run_dir),
+              *std::move(address));
   if (const absl::Status started = agent.SetUp(); !started.ok()) {
     PrintToStderr("outlast: the job could not be started: {}\n", MessageOf(started));
     return kExitRefused;

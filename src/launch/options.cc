@@ -22,11 +22,15 @@ constexpr int kMaxWorld = 4096;
 constexpr char kFooter[] =
     "Example:\n"
     "  outlast run -n 4 --max-restarts 2 -- ./trainer --steps 1000\n"
+    "  outlast run --nnodes 2 --coordinator node1:29400 --job j7 -n 4 -- ./trainer   (on each "
+    "node)\n"
     "\n"
     "Exit codes: 0 finished; 80 pre-empted and saved, 81 pre-empted, last save not durable: run it "
     "again;\n"
-    "82 a human is needed, 83 restarts used up: do not run it again; 84 control lost; 85 refused "
-    "before a worker ran;\n"
+    "82 a human is needed, 83 restarts used up: do not run it again; 84 control lost, or too few "
+    "nodes; 85 "
+    "refused before a worker ran;\n"
+    "86 this node left on request, 87 it was excluded: the job goes on;\n"
     "88 trained, but the last state is not saved; 130 interrupted; with no restart allowed the "
     "first failed worker's own.";
 
@@ -37,8 +41,8 @@ struct RawOptions {
   std::string standard_input;
   std::string bind;
   std::string metrics;
-  std::string nodes, rendezvous;  // torchrun's
-  bool standalone = false, no_python = false, module = false;
+  NodeFlags nodes;
+  bool no_python = false, module = false;  // torchrun's
 };
 
 // "1,9,128-255"
@@ -59,17 +63,10 @@ absl::Status ReadCodes(std::string_view flag, const std::string& text, std::vect
   return absl::OkStatus();
 }
 
-// torchrun's own flags, so that its command lines run unchanged on one machine.
+// torchrun's own flags, so that its command lines run unchanged; some are among the nodes'.
 void DeclareTorchrun(CLI::App& app, RawOptions& raw) {
   app.add_flag("-m,--module", raw.module, "CMD is a Python module, run by python3 -m");
   app.add_flag("--no-python,--no_python", raw.no_python, "Run CMD as it is, also a .py file");
-  app.add_flag("--standalone", raw.standalone, "One machine: what this is anyway");
-  app.add_option("--nnodes", raw.nodes, "Machines: 1 (1)")->type_name("N");
-  app.add_option(
-         "--rdzv-endpoint,--rdzv_endpoint,--rdzv-backend,--rdzv_backend,--rdzv-id,--rdzv_id",
-         raw.rendezvous, "Accepted: one machine needs no rendezvous")
-      ->type_name("TEXT")
-      ->take_last();
 }
 
 void Declare(CLI::App& app, LaunchOptions& options, RawOptions& raw) {
@@ -110,6 +107,7 @@ void Declare(CLI::App& app, LaunchOptions& options, RawOptions& raw) {
   app.add_option("--metrics", raw.metrics,
                  "Serve /metrics (Prometheus) and /status over HTTP; port 0: any (nowhere)")
       ->type_name("HOST:PORT");
+  raw.nodes.Declare(app);
   DeclareTorchrun(app, raw);
 }
 
@@ -156,9 +154,7 @@ absl::Status ReadBinding(const std::string& text, BindTo& bind) {
   return absl::OkStatus();
 }
 
-absl::Status InterpretTorchrun(const RawOptions& raw, LaunchOptions& options) {
-  if (!raw.nodes.empty() && raw.nodes != "1" && raw.nodes != "1:1")
-    return RefuseValue("--nnodes", raw.nodes, "1 (several machines are not supported yet)");
+absl::Status ReadInterpreter(const RawOptions& raw, LaunchOptions& options) {
   if (raw.module && raw.no_python)
     return Error(absl::StatusCode::kInvalidArgument, "-m and --no-python: at most one wanted");
   if (raw.module) options.interpreter = Interpreter::kModule;
@@ -169,7 +165,7 @@ absl::Status InterpretTorchrun(const RawOptions& raw, LaunchOptions& options) {
 absl::Status Interpret(const RawOptions& raw, LaunchOptions& options) {
   JobOptions& job = options.job;
   OUTLAST_RETURN_IF_ERROR(ReadWorkers(raw.world, job.world));
-  OUTLAST_RETURN_IF_ERROR(InterpretTorchrun(raw, options));
+  OUTLAST_RETURN_IF_ERROR(ReadInterpreter(raw, options));
   OUTLAST_RETURN_IF_ERROR(ReadBinding(raw.bind, options.bind));
   if (!raw.metrics.empty()) {
     const auto at = HostPort::Parse(raw.metrics);
@@ -187,11 +183,13 @@ absl::Status Interpret(const RawOptions& raw, LaunchOptions& options) {
   OUTLAST_RETURN_IF_ERROR(ReadCodes("--no-retry", raw.no_retry, job.no_retry_codes));
   OUTLAST_RETURN_IF_ERROR(ReadCodes("--retry", raw.retry, job.retry_codes));
   OUTLAST_RETURN_IF_ERROR(CheckJobId(options.job_id));
+  OUTLAST_ASSIGN_OR_RETURN(options.nodes, ReadNodes(raw.nodes, options.job_id));
   if (options.run_dir.empty()) return RefuseValue("--run-dir", "", "a folder");
   const std::string& input = raw.standard_input;
   if (!input.empty() && input != "none" && input != "0")
     return RefuseValue("--stdin", input, "none or 0");
-  options.stdin_to_rank_0 = input == "0" || (input.empty() && job.world == 1);
+  const bool is_alone = job.world == 1 && !options.nodes;
+  options.stdin_to_rank_0 = input == "0" || (input.empty() && is_alone);
   return absl::OkStatus();
 }
 
@@ -331,13 +329,14 @@ absl::Status CheckPlace(int world, const Variables& variables) {
   return absl::OkStatus();
 }
 
-absl::Status CheckSurroundings(int world) {
+absl::Status CheckSurroundings(const LaunchOptions& options) {
   char folder[PATH_MAX];
   if (getcwd(folder, sizeof folder) == nullptr && errno == ENOENT) {
     return Error(absl::StatusCode::kNotFound,
                  "the working directory was removed: an existing one wanted");
   }
-  return CheckPlace(world, [](const char* name) { return std::getenv(name); });
+  if (options.nodes) return absl::OkStatus();
+  return CheckPlace(options.job.world, [](const char* name) { return std::getenv(name); });
 }
 
 std::string ToolHelp() {

@@ -11,6 +11,7 @@
 #include "absl/status/statusor.h"
 #include "base/socket.h"
 #include "launch/binding.h"
+#include "launch/node_options.h"
 #include "outlast/elastic/job.h"
 #include "run/place.h"
 
@@ -29,7 +30,8 @@ enum class Interpreter {
 };
 
 struct LaunchOptions {
-  JobOptions job;
+  JobOptions job;                          // world: of this node
+  std::optional<NodesOptions> nodes;       // none: one
   std::string run_dir = "./outlast-runs";  // RUN_DIR is made in it
   std::string job_id;                      // empty: the checkpoint root's
   bool fresh = false;
@@ -63,8 +65,9 @@ absl::StatusOr<ResolvedCommand> ResolveCommand(const std::vector<std::string>& c
 // that each would start a world of its own; or what launchers left in its environment is
 // contradictory.
 absl::Status CheckPlace(int world, const Variables& variables);
-// CheckPlace with the process's own. kNotFound: the working directory is gone.
-absl::Status CheckSurroundings(int world);
+// CheckPlace with the process's own, unless the job has several nodes, whose agents another
+// launcher may well start. kNotFound: the working directory is gone.
+absl::Status CheckSurroundings(const LaunchOptions& options);
 
 // The help of the tool as a whole.
 std::string ToolHelp();

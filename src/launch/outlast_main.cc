@@ -65,8 +65,7 @@ int Run(const std::vector<std::string>& arguments) {
     std::fputs(help.c_str(), stdout);
     return 0;
   }
-  if (const absl::Status fits = CheckSurroundings(options->job.world); !fits.ok())
-    return Refuse(fits);
+  if (const absl::Status fits = CheckSurroundings(*options); !fits.ok()) return Refuse(fits);
   const char* path = std::getenv("PATH");
   auto command =
       ResolveCommand(options->command, path != nullptr ? path : "/usr/local/bin:/usr/bin:/bin",

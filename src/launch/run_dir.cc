@@ -29,10 +29,10 @@ absl::Status MakeParents(const std::string& path) {
 }
 
 // A convenience for people: two invocations may race for it, and it may fail.
-void LinkLatest(const std::string& parent, const std::string& name) {
+void LinkLatest(const std::string& parent, const std::string& name, const std::string& link) {
   const std::string temporary = parent + "/.latest-" + name;
   if (symlink(name.c_str(), temporary.c_str()) != 0) return;
-  if (rename(temporary.c_str(), (parent + "/latest").c_str()) != 0) unlink(temporary.c_str());
+  if (rename(temporary.c_str(), (parent + "/" + link).c_str()) != 0) unlink(temporary.c_str());
 }
 
 absl::StatusOr<UniqueFd> OpenToAppend(const std::string& path) {
@@ -44,10 +44,12 @@ absl::StatusOr<UniqueFd> OpenToAppend(const std::string& path) {
 }  // namespace
 
 absl::StatusOr<RunDir> RunDir::Create(const std::string& parent, std::string_view job,
-                                      absl::Time start, const Id128& run_id) {
+                                      absl::Time start, const Id128& run_id,
+                                      std::string_view node) {
   OUTLAST_RETURN_IF_ERROR(MakeParents(parent));
   const std::string utc = absl::FormatTime("%Y%m%dT%H%M%SZ", start, absl::UTCTimeZone());
-  const std::string name = fmt::format("{}-{}-{}", job, utc, run_id.hex().substr(0, 4));
+  std::string name = fmt::format("{}-{}-{}", job, utc, run_id.hex().substr(0, 4));
+  if (!node.empty()) name += fmt::format("-{}", node);
   // Absolute: workers may change their working directory.
   std::string path = parent + "/" + name;
   OUTLAST_RETURN_IF_ERROR(MakeFolder(path));
@@ -58,7 +60,8 @@ absl::StatusOr<RunDir> RunDir::Create(const std::string& parent, std::string_vie
   for (const char* folder : {"logs", "stacks", "boxes"})
     OUTLAST_RETURN_IF_ERROR(MakeFolder(path + "/" + folder));
   OUTLAST_ASSIGN_OR_RETURN(UniqueFd events, OpenToAppend(path + "/events.jsonl"));
-  LinkLatest(parent, name);
+  LinkLatest(parent, name, "latest");
+  if (!node.empty()) LinkLatest(parent, name, fmt::format("latest-{}", node));
   return RunDir(std::move(path), std::move(events));
 }
 

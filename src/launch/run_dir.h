@@ -1,13 +1,26 @@
-// RUN_DIR: the folder of one invocation.
+// RUN_DIR: the folder of one agent in one invocation.
 //
 //   <parent>/<job>-<UTC start>-<4 digits of the run id>/   and <parent>/latest, a link to the
 //   newest
-//     report.json                           the end: code, reason, root, victims, budgets, times
-//     events.jsonl                          one JSON object a line: every process start and end,
-//     fault, commit, stop logs/g<generation>/rank<r>.{out,err}  what each process wrote; the
-//     generation that spawned it ledger.bin                            where the time went
-//     (outlast/meter/ledger_file.h) stacks/<n>/rank<r>.txt                native stacks, when asked
-//     for or when a rank hung boxes/
+//
+// In a job of several nodes each agent has a folder of its own, and says nothing to the others of
+// it: nodes may share the parent or not, and an agent needs its folder (the leading one for the
+// coordinator's journal) before anybody has told it the run's id. So the four digits are of the
+// agent's own id, and the node's name ends the folder's: .../<job>-<UTC start>-<4 digits>-<node>/,
+// with <parent>/latest-<node> linking to it besides. What belongs together has one run_id in
+// report.json.
+//
+//     report.json     the end: code, reason, root, victims, budgets, times
+//     events.jsonl    one JSON object a line: what happened (event_log.h)
+//     ledger.bin      where the time went (outlast/meter/ledger_file.h)
+//     status.sock     where the agent answers while it lives (status_service.h)
+//     metrics.address HOST:PORT of /metrics, with --metrics
+//     logs/g<generation>/rank<r>.{out,err}
+//                     what each process wrote; the generation that spawned it, and the rank
+//     coordinator/    where this agent leads the job: the coordinator's journal
+//     stacks/<n>/rank<r>.txt
+//                     native stacks, when asked for or when a rank hung
+//     boxes/          black boxes, and the verdict that kept them
 #pragma once
 
 #include <cstdint>
@@ -26,8 +39,10 @@ class RunDir {
  public:
   // Makes the folder and its subfolders. The error names the folder that could not be made or
   // written.
+  // `node`: of several; else empty.
   static absl::StatusOr<RunDir> Create(const std::string& parent, std::string_view job,
-                                       absl::Time start, const Id128& run_id);
+                                       absl::Time start, const Id128& run_id,
+                                       std::string_view node = {});
 
   const std::string& path() const { return path_; }
 

@@ -64,37 +64,44 @@ void RunLedger::Append(const LedgerEntry& entry) {
   if (error_.ok()) error_ = written;
 }
 
-void RunLedger::Started(const SpawnWorker& worker, int pid, int black_box_fd) {
+void RunLedger::Started(const SpawnWorker& worker, int rank, int pid, int black_box_fd) {
   if (!boxes_.contains(worker.slot)) {
     if (auto view = SegmentView::Open(black_box_fd); view.ok())
-      boxes_.emplace(worker.slot, Box{std::move(*view)});
+      boxes_.emplace(worker.slot, Box{std::move(*view), rank});
   }
-  Append(UpEntry{Now(), worker.generation, worker.slot, worker.slot, pid});
+  Append(UpEntry{Now(), worker.generation, worker.slot, rank, pid});
 }
 
 void RunLedger::Ended(int slot, int pid, uint64_t born, const ProcessEnd& end) {
+  int rank = slot;
   if (const auto box = boxes_.find(slot); box != boxes_.end()) {
+    rank = box->second.rank;
     Drain(slot, box->second);
     AppendOpenStep(slot, box->second);
   }
   const std::string how = end.signal != 0 ? fmt::format("signal {}", end.signal)
                                           : fmt::format("exit code {}", end.code);
-  Append(DownEntry{Now(), std::max(born, generation_), slot, slot, pid, CauseOf(end), how});
+  Append(DownEntry{Now(), std::max(born, generation_), slot, rank, pid, CauseOf(end), how});
 }
 
 void RunLedger::Committed(const CommitGeneration& commit) {
   generation_ = commit.generation;
+  for (auto& [slot, box] : boxes_) {
+    if (commit.RankOf(slot) == box.rank) continue;
+    Drain(slot, box);
+    box.rank = commit.RankOf(slot);
+  }
   Append(CommitEntry{Now(), commit.generation, static_cast<int32_t>(commit.members.size())});
 }
 
-void RunLedger::Faulted(const FaultRecord& fault, int64_t last_progress_ns) {
+void RunLedger::Faulted(const FaultRecord& fault, int slot, int64_t last_progress_ns) {
   if (fault.victim) return;
   const bool is_death = fault.end.signal != 0 || fault.end.code != 0;
   Append(DetectedEntry{
       .time_ns = Now(),
       .last_progress_ns = last_progress_ns == 0 && is_death ? Now() : last_progress_ns,
       .generation = fault.generation,
-      .slot = fault.rank,
+      .slot = slot,
       .rank = fault.rank,
       .step = fault.step_reached,
       .fault_class = std::string(FaultClassName(fault.fault_class)),
@@ -148,7 +155,7 @@ void RunLedger::Drain(int slot, Box& box) {
   }
   for (const StepRecord& record : read.records) {
     box.totals.Add(record);
-    entries.emplace_back(ToStepEntry(record, slot, slot, boottime_minus_monotonic_ns_));
+    entries.emplace_back(ToStepEntry(record, slot, box.rank, boottime_minus_monotonic_ns_));
   }
   if (!read.records.empty()) box.last = read.records.back();
   if (entries.empty()) return;
@@ -159,7 +166,7 @@ void RunLedger::Drain(int slot, Box& box) {
 void RunLedger::AppendOpenStep(int slot, const Box& box) {
   const StepRecord* last = box.last ? &*box.last : nullptr;
   if (const auto open = ReadOpenStep(box.view, last, MonotonicNanos()))
-    Append(ToStepEntry(*open, slot, slot, boottime_minus_monotonic_ns_));
+    Append(ToStepEntry(*open, slot, box.rank, boottime_minus_monotonic_ns_));
 }
 
 absl::Status CompleteLedger(const std::string& run_dir, const std::map<int, int>& black_boxes) {

@@ -1,6 +1,9 @@
 // Keeps RUN_DIR/ledger.bin (outlast/meter/ledger_file.h): processes, generations and faults as the
 // agent sees them, and the steps of all ranks from their black boxes, drained once a second and
 // when a process ends.
+//
+// Of a job of several nodes it is this node's part, under the agent's own id: its slots, their
+// ranks, and generations of as many ranks as it holds.
 #pragma once
 
 #include <cstdint>
@@ -32,11 +35,12 @@ class RunLedger {
   ~RunLedger();
 
   // `black_box_fd` is borrowed for the call; each slot keeps its box for the whole job.
-  void Started(const SpawnWorker& worker, int pid, int black_box_fd);
+  void Started(const SpawnWorker& worker, int rank, int pid, int black_box_fd);
   void Ended(int slot, int pid, uint64_t born, const ProcessEnd& end);
   void Committed(const CommitGeneration& commit);
   // `last_progress_ns`: when a hung rank had moved last, on this clock; 0: not known.
-  void Faulted(const FaultRecord& fault, int64_t last_progress_ns);
+  // `slot`: the culprit's; -1: of another node.
+  void Faulted(const FaultRecord& fault, int slot, int64_t last_progress_ns);
   void Finished(int exit_code, const std::string& reason);
   // For what others know: checkpoints, restores, roll-backs.
   void Append(const LedgerEntry& entry);
@@ -54,6 +58,7 @@ class RunLedger {
  private:
   struct Box {
     SegmentView view;
+    int rank;
     uint64_t next_seq = 1;
     bool has_meter = false;
     std::optional<StepRecord> last;

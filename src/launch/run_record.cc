@@ -63,19 +63,26 @@ RunRecord::RunRecord(const RunDir& run_dir, const LaunchOptions& options, const 
       options_(options),
       run_id_(run_id.hex()),
       started_at_(Clock::Real().WallTime()),
-      started_up_(Clock::Real().Uptime()) {
+      started_up_(Clock::Real().Uptime()),
+      world_(options.nodes ? 0 : options.job.world) {
   const auto self = ReadProcess(getpid());
   status_.run_dir = run_dir.path();
-  Write("start", {{"version", kEventLogVersion},
-                  {"run_id", run_id_},
-                  {"job", options.job_id},
-                  {"world", options.job.world},
-                  {"max_restarts", options.job.max_restarts},
-                  {"command", options.command},
-                  {"pid", getpid()},
-                  {"start_ticks", self.has_value() ? self->start_ticks : 0},
-                  {"host", HostName()},
-                  {"boot_id", BootId().hex()}});
+  ordered_json fields = {{"version", kEventLogVersion}};
+  if (options.nodes) {
+    fields["node"] = options.nodes->node;
+    fields["slots"] = options.job.world;
+  } else {
+    fields["run_id"] = run_id_;
+    fields["world"] = options.job.world;
+  }
+  fields.update({{"job", options.job_id},
+                 {"max_restarts", options.job.max_restarts},
+                 {"command", options.command},
+                 {"pid", getpid()},
+                 {"start_ticks", self.has_value() ? self->start_ticks : 0},
+                 {"host", HostName()},
+                 {"boot_id", BootId().hex()}});
+  Write("start", fields);
 }
 
 void RunRecord::Write(const char* event, const ordered_json& fields) {
@@ -88,13 +95,20 @@ void RunRecord::Write(const char* event, const ordered_json& fields) {
   Fold(line, status_);
 }
 
+void RunRecord::Joined(const Id128& run_id) {
+  if (run_id.is_zero() || run_id.hex() == run_id_) return;
+  run_id_ = run_id.hex();
+  Write("joined", {{"run_id", run_id_}});
+}
+
 double RunRecord::Seconds() const {
   return absl::ToDoubleSeconds(Clock::Real().Uptime() - started_up_);
 }
 
-void RunRecord::Started(const SpawnWorker& worker, int pid) {
-  ++spawned_;
-  Write("worker_started", {{"rank", worker.slot},
+void RunRecord::Started(const SpawnWorker& worker, int rank, int pid) {
+  if (worker.attempt > 0) ++restarts_;
+  Write("worker_started", {{"rank", rank},
+                           {"slot", worker.slot},
                            {"incarnation", worker.incarnation},
                            {"generation", worker.generation},
                            {"attempt", worker.attempt},
@@ -112,7 +126,16 @@ void RunRecord::Ended(int rank, uint64_t incarnation, const ProcessEnd& end,
 
 void RunRecord::Committed(const CommitGeneration& commit) {
   ++generations_;
-  Write("commit", {{"generation", commit.generation}, {"members", commit.members}});
+  ordered_json fields = {{"generation", commit.generation}, {"members", commit.members}};
+  if (commit.job != nullptr) {
+    world_ = commit.job->map.world;
+    fields["world"] = world_;
+    fields["ranks"] = commit.ranks;
+    for (const RankRun& run : commit.job->map.runs)
+      fields["nodes"].push_back(
+          {{"node", run.node}, {"rank", run.first_rank}, {"ranks", run.count}});
+  }
+  Write("commit", fields);
 }
 
 void RunRecord::Faulted(const RecordFault& record, const std::string& last_lines) {
@@ -123,6 +146,11 @@ void RunRecord::Faulted(const RecordFault& record, const std::string& last_lines
   }
   faults_.push_back({record, last_lines, Clock::Real().WallTime()});
   Write("fault", Describe(record, last_lines));
+}
+
+void RunRecord::JobFaulted(const RecordFault& record) {
+  job_faults_.push_back({record, "", Clock::Real().WallTime()});
+  Write("job_fault", Describe(record, ""));
 }
 
 void RunRecord::StopAsked(int signal) {
@@ -185,14 +213,15 @@ absl::Status RunRecord::Finished(int exit_code, const std::string& reason) {
   report["run_id"] = run_id_;
   report["run_dir"] = run_dir_.path();
   report["command"] = options_.command;
-  report["world"] = options_.job.world;
+  if (options_.nodes) report["node"] = options_.nodes->node;
+  report["world"] = world_;
   report["started_at"] = Utc(started_at_);
   report["ended_at"] = Utc(Clock::Real().WallTime());
   report["wall_seconds"] = Seconds();
   report["exit_code"] = exit_code;
   report["reason"] = reason;
   report["generations"] = generations_;
-  report["restarts"] = std::max(0, spawned_ - options_.job.world);
+  report["restarts"] = restarts_;
   report["stop_signals"] = stop_signals_;
   report["root"] = nullptr;  // the fault that ended the job; null where none did
   report["budget"] = fmt::format("0 of {}", options_.job.max_restarts);
@@ -204,6 +233,12 @@ absl::Status RunRecord::Finished(int exit_code, const std::string& reason) {
     if (fault.record.fault.victim) continue;
     report["budget"] = json["budget"];
     if (exit_code != 0 && stop_signals_.empty()) report["root"] = json;
+  }
+  if (!job_faults_.empty()) report["job_faults"] = ordered_json::array();
+  for (const Fault& fault : job_faults_) {
+    ordered_json json = Describe(fault.record, "");
+    json["at"] = Utc(fault.at);
+    report["job_faults"].push_back(json);
   }
   report["victims"] = ordered_json::array();  // those who ended after the last fault that counts
   for (const Victim& victim : victims_) {

@@ -27,10 +27,14 @@ class RunRecord {
  public:
   RunRecord(const RunDir& run_dir, const LaunchOptions& options, const Id128& run_id);
 
-  void Started(const SpawnWorker& worker, int pid);
+  // Of a job of several nodes: its run id, once a coordinator has told it. May come twice.
+  void Joined(const Id128& run_id);
+  void Started(const SpawnWorker& worker, int rank, int pid);
   void Ended(int rank, uint64_t incarnation, const ProcessEnd& end, const std::string& error);
   void Committed(const CommitGeneration& commit);
   void Faulted(const RecordFault& record, const std::string& last_lines);
+  // Of any node, as the coordinator judges it; where this agent leads the job.
+  void JobFaulted(const RecordFault& record);
   void StopAsked(int signal);
   void StacksWritten(const std::string& folder, const std::string& reason);
   void Saved(int64_t step, const std::string& checkpoint, uint64_t bytes,
@@ -70,15 +74,17 @@ class RunRecord {
 
   const RunDir& run_dir_;
   const LaunchOptions& options_;
-  const std::string run_id_;
+  std::string run_id_;
   const absl::Time started_at_;
   const absl::Duration started_up_;
   std::vector<Fault> faults_;
+  std::vector<Fault> job_faults_;
   std::vector<Victim> victims_;  // since the last fault that counts
   std::vector<int> stop_signals_;
   JobStatus status_;
   uint64_t generations_ = 0;
-  int spawned_ = 0;
+  int restarts_ = 0;
+  int world_ = 0;
 };
 
 }  // namespace outlast

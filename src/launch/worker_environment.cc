@@ -1,7 +1,5 @@
 #include "launch/worker_environment.h"
 
-#include <arpa/inet.h>
-#include <netinet/in.h>
 #include <sys/socket.h>
 
 #include <cerrno>
@@ -14,26 +12,16 @@ namespace {
 
 // Bound first, SO_REUSEADDR after: so the kernel gives a port that nobody else holds, not even with
 // that option.
-absl::StatusOr<UniqueFd> BindFreePort() {
-  UniqueFd held(socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
+absl::StatusOr<UniqueFd> BindFreePort(const std::string& host) {
+  OUTLAST_ASSIGN_OR_RETURN(const SocketAddress address, NumericAddress({host, 0}));
+  UniqueFd held(socket(address.family(), SOCK_STREAM | SOCK_CLOEXEC, 0));
   if (!held.is_open()) return ErrnoStatus(errno, "make a socket");
-  sockaddr_in address{};
-  address.sin_family = AF_INET;
-  address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
-  if (bind(held.get(), reinterpret_cast<sockaddr*>(&address), sizeof address) != 0)
-    return ErrnoStatus(errno, "bind 127.0.0.1 port 0");
+  if (bind(held.get(), address.get(), address.size()) != 0)
+    return ErrnoStatus(errno, fmt::format("bind {} port 0", host));
   const int on = 1;
   if (setsockopt(held.get(), SOL_SOCKET, SO_REUSEADDR, &on, sizeof on) != 0)
     return ErrnoStatus(errno, "set SO_REUSEADDR");
   return held;
-}
-
-absl::StatusOr<int> PortOf(int fd) {
-  sockaddr_in address{};
-  socklen_t size = sizeof address;
-  if (getsockname(fd, reinterpret_cast<sockaddr*>(&address), &size) != 0)
-    return ErrnoStatus(errno, "ask for a socket's port");
-  return ntohs(address.sin_port);
 }
 
 }  // namespace
@@ -42,15 +30,13 @@ std::vector<std::string> EnvironmentOf(const WorkerPlace& place) {
   std::vector<std::string> variables = {
       fmt::format("RANK={}", place.rank),
       fmt::format("WORLD_SIZE={}", place.world),
-      fmt::format("LOCAL_RANK={}", place.rank),
-      fmt::format("LOCAL_WORLD_SIZE={}", place.world),
-      "GROUP_RANK=0",
-      "GROUP_WORLD_SIZE=1",
+      fmt::format("LOCAL_RANK={}", place.local_rank),
+      fmt::format("LOCAL_WORLD_SIZE={}", place.local_world),
+      fmt::format("GROUP_RANK={}", place.group_rank),
+      fmt::format("GROUP_WORLD_SIZE={}", place.group_world),
       "ROLE_NAME=default",
       fmt::format("ROLE_RANK={}", place.rank),
       fmt::format("ROLE_WORLD_SIZE={}", place.world),
-      "MASTER_ADDR=127.0.0.1",
-      fmt::format("MASTER_PORT={}", place.master_port),
       fmt::format("TORCHELASTIC_RESTART_COUNT={}", place.attempt),
       fmt::format("TORCHELASTIC_MAX_RESTARTS={}", place.max_restarts),
       fmt::format("TORCHELASTIC_RUN_ID={}", place.job),
@@ -59,7 +45,12 @@ std::vector<std::string> EnvironmentOf(const WorkerPlace& place) {
       fmt::format("OUTLAST_RUN_DIR={}", place.run_dir),
       fmt::format("OUTLAST_INCARNATION={}", place.incarnation),
   };
-  if (place.world > 1 && std::getenv("OMP_NUM_THREADS") == nullptr)
+  if (!place.address.empty()) variables.push_back(fmt::format("OUTLAST_ADDRESS={}", place.address));
+  if (place.master) {
+    variables.push_back(fmt::format("MASTER_ADDR={}", place.master->host));
+    variables.push_back(fmt::format("MASTER_PORT={}", place.master->port));
+  }
+  if (place.local_world > 1 && std::getenv("OMP_NUM_THREADS") == nullptr)
     variables.push_back("OMP_NUM_THREADS=1");
   if (std::getenv("TORCH_NCCL_ASYNC_ERROR_HANDLING") == nullptr)
     variables.push_back("TORCH_NCCL_ASYNC_ERROR_HANDLING=1");
@@ -68,8 +59,9 @@ std::vector<std::string> EnvironmentOf(const WorkerPlace& place) {
 
 absl::StatusOr<int> MasterPorts::Of(uint64_t generation) {
   if (const auto found = held_.find(generation); found != held_.end()) return found->second.port;
-  OUTLAST_ASSIGN_OR_RETURN(UniqueFd held, BindFreePort());
-  OUTLAST_ASSIGN_OR_RETURN(const int port, PortOf(held.get()));
+  OUTLAST_ASSIGN_OR_RETURN(UniqueFd held, BindFreePort(address_));
+  OUTLAST_ASSIGN_OR_RETURN(const SocketAddress bound, SocketAddress::Local(held.get()));
+  const int port = bound.host_port().port;
   while (!held_.empty() && held_.begin()->first + 1 < generation) held_.erase(held_.begin());
   held_[generation] = {std::move(held), port};
   return port;

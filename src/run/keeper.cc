@@ -30,6 +30,26 @@ template <typename... Handlers>
 Overloaded(Handlers...)
     -> Overloaded<Handlers...>;  // clang 14 does not deduce aggregates by itself
 
+// What a member of a generation is told of it (kGeneration). `slots`: of this node; it is the world
+// of a job of one node, where a slot keeps its rank, also when others have finished.
+std::string DescribeGeneration(const CommitGeneration& commit, int slot, int slots) {
+  RankMap here{.runs = {{.count = slots}}, .world = slots};
+  const RankMap& map = commit.job != nullptr ? commit.job->map : here;
+  PayloadWriter payload;
+  payload.Int(commit.generation)
+      .Int(static_cast<uint32_t>(commit.RankOf(slot)))
+      .Int(static_cast<uint32_t>(map.world))
+      .Int(static_cast<uint32_t>(map.runs.size()));
+  std::map<std::string_view, uint32_t> numbers;  // of nodes, in the order of their first ranks
+  for (const RankRun& run : map.runs) {
+    const auto number = numbers.try_emplace(run.node, static_cast<uint32_t>(numbers.size()));
+    payload.Int(number.first->second)
+        .Int(static_cast<uint32_t>(run.first_rank))
+        .Int(static_cast<uint32_t>(run.count));
+  }
+  return std::string(payload.bytes());
+}
+
 absl::Status Malformed(const Message& message) {
   return Error(absl::StatusCode::kInvalidArgument,
                "message of kind {}: its fields do not fit {} bytes", static_cast<int>(message.kind),
@@ -93,6 +113,7 @@ class Keeper::Impl {
     std::optional<Segment> box;  // for the whole job
     Channel channel;             // of the incarnation
     uint64_t incarnation = 0;
+    int born_rank = 0, born_world = 1;  // as the incarnation's environment says
     uint64_t entered = 0;    // the newest generation that this incarnation was told to enter
     GenerationStore memory;  // of all incarnations
     bool alive = false, joined = false, staged = false, finished = false;
@@ -113,6 +134,11 @@ class Keeper::Impl {
 
   Slot& At(int slot) { return slots_[static_cast<size_t>(slot)]; }
   JobView View() const;
+  // For people.
+  std::string NameOf(int slot) const {
+    const int rank = machine_->rank(slot);
+    return rank >= 0 ? fmt::format("rank {}", rank) : fmt::format("slot {}", slot);
+  }
 
   void Take(JobMachine::Happening happening);
   void Do(const JobAction& action);
@@ -180,10 +206,11 @@ class Keeper::Impl {
 
 absl::Status Keeper::Impl::Start() {
   for (size_t i = 0; i < slots_.size(); ++i) {
-    const auto rank = static_cast<uint32_t>(i);
     SegmentIdentity identity;
-    identity.slot = identity.rank = identity.local_rank = rank;
-    identity.world = static_cast<uint32_t>(slots_.size());
+    identity.slot = identity.local_rank = static_cast<uint32_t>(i);
+    // Of several nodes not known yet; the worker says both when it enters.
+    identity.rank = static_cast<uint32_t>(std::max(0, machine_->rank(static_cast<int>(i))));
+    identity.world = static_cast<uint32_t>(std::max(1, machine_->world()));
     OUTLAST_ASSIGN_OR_RETURN(slots_[i].box, Segment::Create(identity));
   }
   Dispatch(StartEvent{});
@@ -257,6 +284,8 @@ void Keeper::Impl::Spawn(const SpawnWorker& spawn) {
   slot.entered = 0;
   slot.alive = true;
   slot.joined = slot.staged = slot.finished = false;
+  slot.born_rank = machine_->rank(spawn.slot);
+  slot.born_world = machine_->world();
   auto ends = Channel::MakePair();
   if (ends.ok()) {
     slot.channel = std::move(ends->first);
@@ -269,8 +298,7 @@ void Keeper::Impl::Spawn(const SpawnWorker& spawn) {
     OnWorkerEnded(spawn.slot, spawn.incarnation, {.code = 1});
     return;
   }
-  host_.Spawn({spawn, machine_->rank(spawn.slot), machine_->world(), ends->second.Release(),
-               slot.box->fd()});
+  host_.Spawn({spawn, slot.born_rank, slot.born_world, ends->second.Release(), slot.box->fd()});
 }
 
 // The word in the black boxes first: a trainer that checks it unwinds even if its reader thread has
@@ -315,25 +343,14 @@ void Keeper::Impl::Enter(int number) {
   Slot& slot = At(number);
   const bool member =
       std::find(commit_.members.begin(), commit_.members.end(), number) != commit_.members.end();
-  if (!slot.joined || !slot.staged || !member) return;
+  if (!slot.joined || !slot.staged || !member || commit_.RankOf(number) < 0) return;
   if (commit_.generation <= aborted_ || commit_.generation <= slot.entered) return;
   slot.entered = commit_.generation;
   slot.staged = false;
-  const auto rank = static_cast<uint32_t>(
-      number);  // on one node a slot keeps its rank, also when others have finished
-  const auto world = static_cast<uint32_t>(slots_.size());
   Send(number,
        {.kind = MessageKind::kGeneration,
         .generation = commit_.generation,
-        .payload = PayloadWriter()
-                       .Int(commit_.generation)
-                       .Int(rank)
-                       .Int(world)
-                       .Int(uint32_t{1})  // all ranks are this node's
-                       .Int(uint32_t{0})
-                       .Int(uint32_t{0})
-                       .Int(world)
-                       .bytes()},
+        .payload = DescribeGeneration(commit_, number, static_cast<int>(slots_.size()))},
        {});
   host_.OnEnter(number, slot.incarnation);
 }
@@ -547,18 +564,17 @@ absl::Status Keeper::Impl::Join(int number, const Message& message) {
                  version, kWireVersion);
   }
   if (incarnation != slot.incarnation || slot.joined) {
-    return Error(absl::StatusCode::kFailedPrecondition,
-                 "rank {}: incarnation {} cannot join, {} {}", number, incarnation,
-                 slot.incarnation, slot.joined ? "has joined already" : "is awaited");
+    return Error(absl::StatusCode::kFailedPrecondition, "{}: incarnation {} cannot join, {} {}",
+                 NameOf(number), incarnation, slot.incarnation,
+                 slot.joined ? "has joined already" : "is awaited");
   }
   slot.joined = true;
-  const auto world = static_cast<uint32_t>(slots_.size());
   Answer(number, message.request, absl::OkStatus(),
          PayloadWriter()
              .Int(machine_->run_id().bytes)
              .Text(options_.run_dir)
-             .Int(world)
-             .Int(static_cast<uint32_t>(number))
+             .Int(static_cast<uint32_t>(slot.born_world))
+             .Int(static_cast<uint32_t>(slot.born_rank))
              .bytes(),
          {});
   if (stop_.has_value()) SendStop(number);
@@ -575,11 +591,12 @@ absl::Status Keeper::Impl::Stage(int number, const Message& message) {
   if (!reader.ok()) return Malformed(message);
   if (left != slot.entered) {
     return Error(absl::StatusCode::kInvalidArgument,
-                 "rank {} says that it left generation {}: it was in {}", number, left,
+                 "{} says that it left generation {}: it was in {}", NameOf(number), left,
                  slot.entered);
   }
   slot.staged = true;
-  if (outcome == StagedOutcome::kUncaused && left > aborted_) {
+  // Of several nodes the machine has its own patience: word of a lost one takes longer.
+  if (outcome == StagedOutcome::kUncaused && left > aborted_ && machine_->peers() == nullptr) {
     graces_.push_back(loop_.RunAfter(options_.uncaused_grace,
                                      [this, number, incarnation = slot.incarnation, left, text] {
                                        BlameUncaused(number, incarnation, left, text);
@@ -601,8 +618,8 @@ void Keeper::Impl::BlameUncaused(int number, uint64_t incarnation, uint64_t gene
       .culprit = number,
       .verdict_class = "uncaused_abort",
       .detail = fmt::format(
-          "rank {}: its body returned kAborted in generation {}, which nobody had aborted: {}",
-          number, generation, message),
+          "{}: its body returned kAborted in generation {}, which nobody had aborted: {}",
+          NameOf(number), generation, message),
       .phase = 0,
       .stopped = false});
 }
@@ -723,7 +740,7 @@ void Keeper::Impl::Refuse(int slot, const Message& message, const absl::Status& 
 
 void Keeper::Impl::Complain(int slot, const absl::Status& why) {
   if (++refused_ > kComplaints) return;
-  PrintToStderr("outlast: rank {}: {}\n", slot, MessageOf(why));
+  PrintToStderr("outlast: {}: {}\n", NameOf(slot), MessageOf(why));
 }
 
 void Keeper::Impl::Answer(int number, uint64_t request, const absl::Status& status,

@@ -35,6 +35,7 @@ class WorkerHost {
  public:
   struct SpawnRequest {
     SpawnWorker worker;
+    // At its birth; a later generation may give it others.
     int rank;
     int world;
     UniqueFd socket;   // the worker's end
@@ -84,7 +85,7 @@ struct KeeperOptions {
   Id128 run_id;
   std::string run_dir;  // empty: none
   // A body may see a peer's death before we do. One that returned kAborted with nothing aborted for
-  // so long is a fault.
+  // so long is a fault. In a job of one node.
   absl::Duration uncaused_grace = absl::Seconds(1);
 };
 

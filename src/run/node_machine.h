@@ -2,10 +2,16 @@
 // the coordinator, and its connections to the other agents.
 //
 // Translates both ways. What the coordinator says becomes a NodeEvent; OpenGeneration becomes the
-// CommitGeneration that the keeper knows, and the group of Peers is entered and left with it. What
-// the keeper's extensions dispatch of saves (CheckpointCommitted, RestoreFailed, RootRefused,
-// RootLost, FinalSaveFailed) goes to the coordinator as a report, for it decides. Faults that this
-// node reports are recorded here too (RecordFault), with the budget left to the coordinator.
+// CommitGeneration that the keeper knows, and the group of Peers is entered before the keeper hears
+// of it. The group is left only for the next one, or when this node has no part in it: what an
+// aborted generation has in memory is still saved together, at a stop above all. What the keeper's
+// extensions dispatch of saves (CheckpointCommitted, RestoreFailed, RootRefused, RootLost,
+// FinalSaveFailed) goes to the coordinator as a report, for it decides. Faults that this node
+// reports are recorded here too (RecordFault), with the budget left to the coordinator.
+//
+// Resume candidates: all ranks of a generation agree among themselves (save service) on what they
+// restore, and end the job by RestoreFailed when nothing does. So the machine tells the coordinator
+// at once that a candidate is restored, and the keeper never hears of one.
 #pragma once
 
 #include <functional>
@@ -14,6 +20,7 @@
 #include <string>
 #include <vector>
 
+#include "absl/status/statusor.h"
 #include "outlast/elastic/node_agent.h"
 #include "run/coordinator_link.h"
 #include "run/job_machine.h"
@@ -26,13 +33,15 @@ struct NodeMachineOptions {
   // HOST:PORT that this node holds for a process of rank 0 to listen on (MASTER_ADDR and
   // MASTER_PORT), fresh for each generation.
   std::function<absl::StatusOr<std::string>(uint64_t generation)> bootstrap;
+  // What the buffers here hold, for Prepared. Null: nothing.
+  std::function<std::vector<control::HeldSnapshot>()> snapshots;
   // One line for people: the link's ups and downs, refusals, exclusion.
   std::function<void(const std::string& line)> say;
 };
 
 class NodeMachine final : public JobMachine {
  public:
-  // `link` and `peers` are borrowed.
+  // `link` and `peers` are borrowed; options.node.peer_address is the peers' to say.
   NodeMachine(NodeMachineOptions options, CoordinatorLink& link, Peers& peers);
   ~NodeMachine() override;
 

@@ -105,6 +105,7 @@ class ControlTest : public ::testing::Test {
                [this](const std::string& line) { loop_.Note([&] { lines_.push_back(line); }); },
            .on_finish =
                [this](const FinishJob& finish) { loop_.Note([&] { code_ = finish.exit_code; }); },
+           .on_all_told = [this] { loop_.Note([&] { all_told_ = true; }); },
            .on_over = [this](const absl::Status& why) { loop_.Note([&] { over_ = why; }); }});
       status = host.status();
       if (host.ok()) host_ = *std::move(host);
@@ -173,6 +174,7 @@ class ControlTest : public ::testing::Test {
   // Noted.
   std::vector<std::string> lines_;
   std::optional<int> code_;
+  bool all_told_ = false;
   std::optional<absl::Status> over_;
   std::map<int, uint64_t> opened_;
   std::map<int, FinishJob> ended_;

@@ -26,6 +26,8 @@ TEST_F(Join, TheJobsEndIsToldToAll) {
 
   EXPECT_TRUE(loop_.WaitFor([&] { return code_ == 0 && ended_.size() == 2; }));
   EXPECT_EQ(ended_[0].exit_code, 0);
+  loop_.Do([this] { nodes_.clear(); });
+  EXPECT_TRUE(loop_.WaitFor([&] { return all_told_; })) << "all have left";
 }
 
 TEST_F(Join, ALateAgentIsToldTheEnd) {

@@ -319,6 +319,8 @@ void Cluster::CheckCommit(const control::Commit& commit) {
     }
   }
   if (next != map.world) Fail("ranks that do not sum to the world");
+  if (commit.lead_address != map.runs.front().node + ":2")
+    Fail(fmt::format("the lead {} is at '{}'", map.runs.front().node, commit.lead_address));
   if (commit.finished.empty() && !FitsWorld(map.world, options_.elastic.membership))
     Fail(fmt::format("a world of {}", map.world));
   if (!commits_.empty() && map.world >= newest_commit().map.world) {
@@ -353,7 +355,8 @@ void Cluster::StartAgent(int node) {
                                     .node = fmt::format("n{:02}", node),
                                     .incarnation = ++last_agent_,
                                     .capacity = capacity(node),
-                                    .segment = node % 2 == 0 ? "even" : "odd"});
+                                    .segment = node % 2 == 0 ? "even" : "odd",
+                                    .peer_address = fmt::format("n{:02}:2", node)});
   agent.workers.assign(static_cast<size_t>(capacity(node)), {});
   agent.ranks.assign(static_cast<size_t>(capacity(node)), -1);
   agent.opened = agent.aborted = 0;
@@ -460,6 +463,7 @@ void Cluster::Do(int node, const NodeAction& action) {
                                   });
                  },
                  [&](const DisarmTimer&) { ++agent.timer; },
+                 [&](const RecordFault&) {},
                  [&](const FinishJob& finish) { DoFinish(node, finish); },
              },
              action);

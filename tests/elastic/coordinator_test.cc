@@ -80,6 +80,16 @@ TEST(Coordinator, FormsWithFewerAfterTheLastCallAndLeavesSparesAside) {
   EXPECT_EQ(bench.cluster.newest_commit().map.world, 6);
 }
 
+TEST(Coordinator, WaitsForTheSparesThatAreWantedNoLongerThanForTheLastCall) {
+  ClusterOptions with_one_spare = Nodes(9, 8, 8);
+  with_one_spare.elastic.spare_slots = 1;
+  EXPECT_TRUE(Bench(with_one_spare).RunsIn(1, absl::Seconds(4))) << "all nine are there";
+
+  Bench without(with_one_spare, 8);
+  EXPECT_FALSE(without.RunsIn(1, absl::Seconds(4)));
+  EXPECT_TRUE(without.RunsIn(1));
+}
+
 TEST(Coordinator, TooFewAgentsAtTheJoinDeadlineEndWithEightyFourAndTheNumbers) {
   Bench bench(Nodes(8, 8, 8), 5);
   EXPECT_TRUE(bench.Ends(84, absl::Minutes(11)));

@@ -33,7 +33,11 @@ std::vector<JournalPayload> Story() {
                           .node = "b"};
   return {StartedRecord{Id128::FromName("run"), 1},
           FormingRecord{1, "first"},
-          CommittedRecord{{.generation = 1, .map = TwoNodes(), .plain = {1}, .bootstrap = "a:1"}},
+          CommittedRecord{{.generation = 1,
+                           .map = TwoNodes(),
+                           .plain = {1},
+                           .bootstrap = "a:1",
+                           .lead_address = "a:2"}},
           FaultedRecord{.fault = fault,
                         .agent = 8,
                         .process = 4,

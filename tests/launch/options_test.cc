@@ -132,12 +132,89 @@ TEST(ParseLaunchOptions, TakesTorchrunsFlags) {
   EXPECT_GE(ParseLaunchOptions({"-n", "auto", "x"}, &help)->job.world, 1);
 }
 
-TEST(ParseLaunchOptions, RefusesWhatOneMachineCannotDo) {
-  EXPECT_EQ(RefusalOf({"-n1", "--nnodes", "2", "x"}),
-            "--nnodes '2': 1 (several machines are not supported yet) wanted");
-  EXPECT_EQ(RefusalOf({"-n1", "--nnodes=1:4", "x"}),
-            "--nnodes '1:4': 1 (several machines are not supported yet) wanted");
+TEST(ParseLaunchOptions, RefusesTwoInterpreters) {
   EXPECT_EQ(RefusalOf({"-n1", "-m", "--no-python", "x"}), "-m and --no-python: at most one wanted");
+}
+
+// --- Several nodes ---
+
+TEST(ParseLaunchOptions, WithoutNodesTheJobIsOfThisMachine) {
+  std::string help;
+  EXPECT_FALSE(ParseLaunchOptions({"-n2", "x"}, &help)->nodes.has_value());
+  EXPECT_FALSE(ParseLaunchOptions({"-n2", "--nnodes=1", "--node-rank=0", "x"}, &help)->nodes);
+}
+
+TEST(ParseLaunchOptions, ReadsANodesPartInAJobOfSeveral) {
+  std::string help;
+  const auto options = ParseLaunchOptions(
+      {"--nnodes", "2:4", "--coordinator", "10.0.0.1:29400", "--job", "j7", "--node", "n1",
+       "--advertise", "10.0.0.2", "--spares", "1", "--node-rank", "3", "-n", "8", "--", "x"},
+      &help);
+  ASSERT_TRUE(options.ok()) << options.status();
+  ASSERT_TRUE(options->nodes.has_value());
+  EXPECT_EQ(options->nodes->count.min, 2);
+  EXPECT_EQ(options->nodes->count.max, 4);
+  EXPECT_EQ(options->nodes->coordinator, "10.0.0.1:29400");
+  EXPECT_EQ(options->nodes->node, "n1");
+  EXPECT_EQ(options->nodes->advertise, "10.0.0.2");
+  EXPECT_EQ(options->nodes->spares, 1);
+  EXPECT_EQ(options->nodes->hint, 3);
+  EXPECT_EQ(options->job_id, "j7");
+  EXPECT_EQ(options->job.world, 8);
+}
+
+TEST(ParseLaunchOptions, TakesTorchrunsNamesOfSeveralNodes) {
+  std::string help;
+  const auto options = ParseLaunchOptions(
+      {"--nnodes=1:3", "--nproc-per-node=2", "--rdzv-id=j7", "--rdzv-backend=c10d",
+       "--rdzv-endpoint=node1", "--node_rank=2", "train.py"},
+      &help);
+  ASSERT_TRUE(options.ok()) << options.status();
+  ASSERT_TRUE(options->nodes.has_value());
+  EXPECT_EQ(options->nodes->coordinator, "node1:29400");
+  EXPECT_EQ(options->job_id, "j7");
+  EXPECT_FALSE(options->nodes->node.empty()) << "the machine's";
+  EXPECT_FALSE(options->stdin_to_rank_0);
+}
+
+TEST(ParseLaunchOptions, NamesWhatIsMissingOfAJobOfSeveralNodes) {
+  EXPECT_EQ(RefusalOf({"-n1", "--nnodes", "2", "--job", "j", "x"}),
+            "--nnodes '2' without --coordinator: HOST:PORT of one of the nodes wanted, the same on "
+            "all");
+  EXPECT_EQ(RefusalOf({"-n1", "--nnodes", "2", "--coordinator", "a:1", "x"}),
+            "--nnodes '2' without --job: the job's id wanted, the same on all nodes");
+  EXPECT_EQ(RefusalOf({"-n1", "--coordinator", "a:1", "x"}),
+            "--coordinator 'a:1' without several nodes: --nnodes N or MIN:MAX with more than one "
+            "wanted");
+  EXPECT_EQ(RefusalOf({"-n1", "--nnodes=1", "--node", "a", "x"}),
+            "--node 'a' without several nodes: --nnodes N or MIN:MAX with more than one wanted");
+  EXPECT_EQ(RefusalOf({"-n1", "--token-file", "t", "x"}),
+            "--token-file without several nodes: --nnodes N or MIN:MAX with more than one wanted");
+}
+
+TEST(ParseLaunchOptions, NamesWhatIsWrongOfAJobOfSeveralNodes) {
+  const auto refusal = [](std::vector<std::string> more) {
+    std::vector<std::string> words = {"-n1", "--nnodes", "2", "--job", "j", "--coordinator", "a:1"};
+    words.insert(words.end(), more.begin(), more.end());
+    words.emplace_back("x");
+    return RefusalOf(words);
+  };
+  EXPECT_EQ(refusal({}), "accepted");
+  EXPECT_EQ(RefusalOf({"-n1", "--nnodes", "3:2", "x"}),
+            "--nnodes '3:2': N or MIN:MAX is wanted, such as 4 or 2:4");
+  EXPECT_EQ(refusal({"--rdzv-endpoint", "b:1"}),
+            "--coordinator 'a:1' and --rdzv-endpoint 'b:1': one of them wanted");
+  EXPECT_EQ(refusal({"--standalone"}), "--standalone and --nnodes '2': one of them wanted");
+  EXPECT_THAT(refusal({"--node", "a/b"}), HasSubstr("--node 'a/b': up to 64 letters"));
+  EXPECT_THAT(refusal({"--spares", "-1"}), HasSubstr("--spares '-1': a whole number from 0"));
+  EXPECT_THAT(refusal({"--node-rank", "x"}), HasSubstr("--node-rank 'x': a whole number from 0"));
+  EXPECT_THAT(refusal({"--token-file", "/no/such"}), HasSubstr("/no/such"));
+  EXPECT_THAT(refusal({"--token-file", "t", "--token-fd", "3"}),
+              HasSubstr("--token-file t and --token-fd 3: one of them wanted"));
+  EXPECT_EQ(RefusalOf({"-n1", "--nnodes", "2", "--job", "j", "--coordinator", "a", "x"}),
+            "--coordinator 'a': HOST:PORT wanted");
+  EXPECT_EQ(RefusalOf({"-n1", "--nnodes", "2", "--job", "j", "--coordinator", "a:0", "x"}),
+            "--coordinator 'a:0': a port that all nodes can name, not 0, wanted");
 }
 
 TEST(ResolveCommand, RunsAModuleUnderPython) {

@@ -136,6 +136,8 @@ class Coordinator {
   const ElasticOptions& options() const { return options_; }
   // Messages that came too late or out of turn, such as faults of older generations.
   uint64_t ignored() const { return ignored_; }
+  // Agents of the job whose stream is down: they may come back.
+  int absent() const;
 
  private:
   enum class Stage : uint8_t { kPreparing, kWaiting, kCommitting, kRestoring };
@@ -149,6 +151,7 @@ class Coordinator {
     std::string segment;
     int slot_hint = -1;
     std::string address;
+    std::string peer_address;
     absl::Duration heard;
     absl::Duration lost_due = absl::InfiniteDuration();  // finite: lost, in its grace
     bool holds_ranks = false;                            // of the newest generation

@@ -15,6 +15,8 @@ struct ElasticOptions {
   std::string job;    // its id
   JobOptions budget;  // faults, and the deadlines of workers; `world` is not used
   MembershipOptions membership;
+  // Besides max_world: the first generation waits for them too, no longer than the last call.
+  int spare_slots = 0;
   bool may_grow = true;  // at a committed step, when agents with free slots are there
   absl::Duration beat = absl::Seconds(1);
   absl::Duration beat_loss = absl::Seconds(3);      // silence after which a stream counts as lost

@@ -46,6 +46,7 @@ struct Hello {
   int capacity = 0;  // slots
   std::string segment;
   std::vector<std::string> addresses;  // all of them
+  std::string peer_address;            // HOST:PORT where it takes the other agents' connections
   // What it has seen so far; zero at first.
   Id128 run_id;
   uint64_t coordinator = 0;  // the highest incarnation of a coordinator
@@ -167,6 +168,7 @@ struct Commit {
   std::vector<int> plain;
   std::vector<int> finished;
   std::string bootstrap;                // of rank 0's node
+  std::string lead_address;             // Hello::peer_address of rank 0's node
   std::vector<ResumeCandidate> resume;  // best first; empty: whatever the root says
   int candidate = 0;                    // of `resume`, to be tried now
   bool operator==(const Commit&) const = default;

@@ -84,11 +84,12 @@ struct TryCandidate {
   int candidate = 0;
 };
 
-// FinishJob: the agent ends with this code. Its last action.
+// RecordFault: what this node reports, for its own records; the coordinator alone counts budgets
+// (both are 0 here). FinishJob: the agent ends with this code. Its last action.
 using NodeAction =
     std::variant<OpenStream, DropStream, SendToCoordinator, SayHello, SpawnWorker, AbortGeneration,
                  OpenGeneration, TryCandidate, KillWorker, ForwardSignal, CaptureStacks, AskStop,
-                 GoStop, PersistCommon, ArmTimer, DisarmTimer, FinishJob>;
+                 GoStop, PersistCommon, ArmTimer, DisarmTimer, RecordFault, FinishJob>;
 
 struct NodeOptions {
   ElasticOptions elastic;  // the same for all nodes
@@ -98,6 +99,7 @@ struct NodeOptions {
   std::string segment;
   int slot_hint = -1;
   std::vector<std::string> addresses;
+  std::string peer_address;
 };
 
 // Not safe for concurrent use. Copyable.
@@ -115,6 +117,9 @@ class NodeAgent {
   bool is_over() const { return is_over_; }
   // The rank that `slot` holds, or is being prepared for; -1: none.
   int rank(int slot) const { return slots_[static_cast<size_t>(slot)].rank; }
+  // Of the newest generation that was committed or is being prepared.
+  int world() const { return world_; }
+  const Id128& run_id() const { return run_id_; }  // zero before the first welcome
   const NodeOptions& options() const { return options_; }
 
  private:
@@ -233,6 +238,8 @@ class NodeAgent {
   uint64_t last_process_ = 0;
   bool any_joined_ = false;
   int64_t newest_step_ = 0;
+  int64_t step_committed_ = 0;  // that this node knows of
+  int world_ = 0;
 
   Link link_ = Link::kDown;
   absl::Duration link_due_ = absl::InfiniteDuration();  // open again, or give up waiting

@@ -88,6 +88,7 @@ void To(const Greeting& greeting, v1::AgentFrame& frame) {
   to->set_run_id(ToBytes(hello.run_id));
   to->set_coordinator(hello.coordinator);
   to->set_generation(hello.generation);
+  to->set_peer_address(hello.peer_address);
 }
 Greeting From(const v1::Greeting& proto, bool& ok) {
   const v1::Hello& from = proto.hello();
@@ -103,6 +104,7 @@ Greeting From(const v1::Greeting& proto, bool& ok) {
   hello.run_id = FromBytes(from.run_id(), ok);
   hello.coordinator = from.coordinator();
   hello.generation = from.generation();
+  hello.peer_address = from.peer_address();
   return greeting;
 }
 
@@ -268,6 +270,7 @@ void To(const Commit& commit, v1::CoordinatorFrame& frame) {
   AddAll(commit.plain, to->mutable_plain());
   AddAll(commit.finished, to->mutable_finished());
   to->set_bootstrap(commit.bootstrap);
+  to->set_lead_address(commit.lead_address);
   for (const ResumeCandidate& candidate : commit.resume) {
     v1::ResumeCandidate* one = to->add_resume();
     one->set_generation(candidate.generation);
@@ -281,6 +284,7 @@ Commit From(const v1::Commit& proto) {
                 .plain = ToVector(proto.plain()),
                 .finished = ToVector(proto.finished()),
                 .bootstrap = proto.bootstrap(),
+                .lead_address = proto.lead_address(),
                 .candidate = proto.candidate()};
   for (const v1::ResumeCandidate& candidate : proto.resume())
     commit.resume.push_back({candidate.generation(), candidate.step()});

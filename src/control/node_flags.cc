@@ -1,0 +1,72 @@
+#include "control/node_flags.h"
+
+#include <CLI/CLI.hpp>
+#include <climits>
+#include <sstream>
+
+#include "base/error.h"
+#include "base/flag_values.h"
+#include "control/certificates.h"
+
+namespace outlast {
+namespace {
+
+absl::StatusOr<JobToken> ReadToken(const TrustFlags& flags) {
+  if (!flags.token_file.empty() && !flags.token_fd.empty()) {
+    return Error(absl::StatusCode::kInvalidArgument,
+                 "--token-file {} and --token-fd {}: one of them wanted", flags.token_file,
+                 flags.token_fd);
+  }
+  if (!flags.token_file.empty()) return JobToken::Read(flags.token_file);
+  if (flags.token_fd.empty()) return JobToken();
+  int fd = 0;
+  OUTLAST_RETURN_IF_ERROR(ReadInteger("--token-fd", flags.token_fd, 0, INT_MAX, fd));
+  return JobToken::ReadFrom(fd);
+}
+
+}  // namespace
+
+absl::StatusOr<NodeCount> ParseNodeCount(const std::string& text) {
+  std::istringstream in(text);
+  NodeCount count;
+  char colon = ':';
+  in >> count.min;
+  count.max = count.min;
+  if (in && !in.eof()) in >> colon >> count.max;
+  if (!in || !in.eof() || colon != ':' || count.min < 1 || count.max < count.min ||
+      count.max > (1 << 16)) {
+    return Error(absl::StatusCode::kInvalidArgument,
+                 "--nnodes '{}': N or MIN:MAX is wanted, such as 4 or 2:4", text);
+  }
+  return count;
+}
+
+void TrustFlags::Declare(CLI::App& app) {
+  app.add_option("--token-file", token_file, "Holds the job token, 64 hex digits")
+      ->type_name("FILE");
+  app.add_option("--token-fd", token_fd, "The same, by a descriptor that is inherited")
+      ->type_name("FD");
+  app.add_flag("--allow-strangers", allow_strangers, "Listen beyond this machine without a token");
+  app.add_option("--tls-ca", ca, "Whom the others' certificates must be from")->type_name("FILE");
+  app.add_option("--tls-cert", certificate, "Own certificate")->type_name("FILE");
+  app.add_option("--tls-key", key, "Its key")->type_name("FILE");
+}
+
+const char* TrustFlags::given() const {
+  if (!token_file.empty()) return "--token-file";
+  if (!token_fd.empty()) return "--token-fd";
+  if (!ca.empty()) return "--tls-ca";
+  if (!certificate.empty()) return "--tls-cert";
+  if (!key.empty()) return "--tls-key";
+  return allow_strangers ? "--allow-strangers" : nullptr;
+}
+
+absl::StatusOr<Trust> ReadTrust(const TrustFlags& flags) {
+  Trust trust{.allow_strangers = flags.allow_strangers};
+  OUTLAST_ASSIGN_OR_RETURN(trust.token, ReadToken(flags));
+  OUTLAST_ASSIGN_OR_RETURN(trust.certificates,
+                           ReadCertificates(flags.ca, flags.certificate, flags.key));
+  return trust;
+}
+
+}  // namespace outlast

@@ -1,0 +1,40 @@
+// What `outlast run` is told of a job of several nodes.
+#pragma once
+
+#include <optional>
+#include <string>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/time/time.h"
+#include "control/node_flags.h"
+
+namespace outlast {
+
+struct NodesOptions {
+  NodeCount count;          // nodes that hold ranks
+  std::string coordinator;  // HOST:PORT
+  std::string node;         // this one's name
+  std::string advertise;    // HOST; empty: the address from which the coordinator is reached
+  int hint = -1;            // of this node's place in the first generation
+  int spares = 0;           // agents besides, that the first generation waits for
+  absl::Duration last_call = absl::Seconds(5);
+  absl::Duration join = absl::Seconds(600);
+  Trust trust;
+};
+
+// The raw texts of the flags.
+struct NodeFlags {
+  std::string nodes, coordinator, node, advertise, spares, last_call, join;
+  std::string endpoint, rendezvous_id, rendezvous_backend, hint;  // torchrun's
+  bool standalone = false;
+  TrustFlags trust;
+
+  void Declare(CLI::App& app);
+};
+
+// What the flags ask for; none: one node, which is so without --nnodes. `job_id`, as --job gave it,
+// is filled in where only --rdzv-id gave one. kInvalidArgument: one line: flag, found, wanted.
+absl::StatusOr<std::optional<NodesOptions>> ReadNodes(const NodeFlags& flags, std::string& job_id);
+
+}  // namespace outlast
