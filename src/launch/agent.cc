@@ -154,16 +154,6 @@ absl::Status Agent::SetUp() {
   return keeper_->Start();
 }
 
-// The socket in RUN_DIR is a convenience, and some file systems have none; the port was asked for.
-absl::Status Agent::ServeStatus() {
-  if (const absl::Status served = status_->ServeFolder(); !served.ok())
-    record_.Noted(fmt::format("no status while the run goes on: {}", MessageOf(served)));
-  if (!options_.metrics) return absl::OkStatus();
-  OUTLAST_ASSIGN_OR_RETURN(const HostPort at, status_->ServeTcp(*options_.metrics));
-  console_->Say(fmt::format("outlast: metrics at http://{}/metrics", at.text()));
-  return absl::OkStatus();
-}
-
 absl::StatusOr<std::unique_ptr<JobMachine>> Agent::MakeMachine() {
   if (!options_.nodes) return std::make_unique<OneNodeMachine>(options_.job, run_id_);
   NodeSide::Ears ears;
@@ -180,6 +170,16 @@ absl::StatusOr<std::unique_ptr<JobMachine>> Agent::MakeMachine() {
   return nodes_->MakeMachine(ports_);
 }
 
+// The socket in RUN_DIR is a convenience, and some file systems have none; the port was asked for.
+absl::Status Agent::ServeStatus() {
+  if (const absl::Status served = status_->ServeFolder(); !served.ok())
+    record_.Noted(fmt::format("no status while the run goes on: {}", MessageOf(served)));
+  if (!options_.metrics) return absl::OkStatus();
+  OUTLAST_ASSIGN_OR_RETURN(const HostPort at, status_->ServeTcp(*options_.metrics));
+  console_->Say(fmt::format("outlast: metrics at http://{}/metrics", at.text()));
+  return absl::OkStatus();
+}
+
 int Agent::Run() {
   loop_->Run();
   status_.reset();
@@ -193,16 +193,20 @@ int Agent::Run() {
   keeper_.reset();
   if (nodes_ != nullptr) nodes_->Leave();
   stacks_.reset();
+  loop_->Unwatch(guardian_.fd());
   if (const absl::Status finished = guardian_.Finish(kFinishLimit); !finished.ok()) {
     console_->Say(fmt::format("outlast: {}", MessageOf(finished)));
+  }
+  if (nodes_ != nullptr) {
+    ledger_.reset();
+    nodes_->ServeOthers();
+    nodes_.reset();
   }
   if (const absl::Status written = record_.Finished(end_->first, end_->second); !written.ok()) {
     console_->Say(fmt::format("outlast: the report was not written: {}", MessageOf(written)));
   }
   if (end_->first != 0)
     console_->Say(fmt::format("outlast: exit code {}: {}", end_->first, end_->second));
-  if (nodes_ != nullptr) nodes_->ServeOthers();
-  nodes_.reset();
   console_->Stop();
   return end_->first;
 }
@@ -403,7 +407,7 @@ void Agent::On(const WorkerExited& exited) {
   Worker* worker = Find(exited.slot, exited.incarnation);
   if (worker == nullptr) return;
   const ProcessEnd end{exited.code, exited.signal, worker->signalled};
-  record_.Ended(worker->rank, exited.incarnation, end, exited.error);
+  record_.Ended(exited.slot, worker->rank, exited.incarnation, end, exited.error);
   ledger_->Ended(exited.slot, std::exchange(worker->pid, 0), worker->spawn.generation, end);
   if (!exited.error.empty()) {
     return SpawnFailed(SpawnWorker(worker->spawn),

@@ -1,16 +1,17 @@
 // The event log of a run, RUN_DIR/events.jsonl: append-only, one JSON object a line.
 //
 // Each has `t` (seconds since the start, steady clock), `at` (UTC) and `event`, and then:
-//   start           version (1), run_id, world, job, max_restarts, command, pid and start_ticks of
-//                   the agent, host, boot_id; of several nodes node and slots, but no run_id, world
-//   joined          run_id: of several nodes, once it is known
+//   start           version (1), run_id, job, world, max_restarts, command, pid and start_ticks of
+//                   the agent, host, boot_id; of several nodes node and slots, neither run_id nor
+//                   world
+//   joined          run_id: a coordinator has told it
 //   worker_started  rank, slot, incarnation, generation, attempt, pid
-//   worker_ended    rank, incarnation, code or signal, by_us, error
-//   commit          generation, members [slots]; of several nodes world, ranks [by slot], nodes
-//                   [{node, rank (its first), ranks (how many)}]
-//   fault           class, rank, node, generation, step_reached, step_committed, end, found_by,
-//                   detail, root, victim, budget ("1 of 3"), last_lines
-//   job_fault       the same, of any node; where this agent leads the job
+//   worker_ended    rank, slot, incarnation, code or signal, by_us, error
+//   commit          generation, members (slots); of several nodes world, ranks (by slot), nodes
+//                   [{node, rank, ranks}]
+//   fault           class, rank, generation, step_reached, step_committed, end, found_by, detail,
+//                   root, victim, budget ("1 of 3"), last_lines
+//   job_fault       the same, of any node, as the coordinator judges it; where this agent leads
 //   restored        generation, source, step
 //   saved           step, checkpoint, bytes, seconds
 //   save_failed     step, error
@@ -24,8 +25,8 @@
 //   note            line
 //   finish          exit_code, reason
 // A newer version adds events and fields: readers skip what they do not know. A `start` with a
-// greater version may have changed their meaning: it is refused. A slot is a place for a process of
-// this node; in a job of one node it is the rank.
+// greater version may have changed their meaning: it is refused. Where a place is no rank (jobs of
+// several nodes), `slot` says which.
 //
 // A line is written by one write(2), so that a kill leaves whole lines and at most one that is cut,
 // the last. Lines that are cut, or whatever a full disk left of them, are skipped.

@@ -46,7 +46,8 @@ ordered_json Describe(const RecordFault& record, const std::string& last_lines) 
   json["detail"] = fault.detail;
   json["root"] = fmt::format("{:016x}", fault.root);
   json["victim"] = fault.victim;
-  json["budget"] = BudgetText(record);
+  // What one of several nodes reports is counted by the coordinator.
+  if (fault.node.empty() || record.budget > 0) json["budget"] = BudgetText(record);
   json["last_lines"] = last_lines;
   return json;
 }
@@ -67,16 +68,13 @@ RunRecord::RunRecord(const RunDir& run_dir, const LaunchOptions& options, const 
       world_(options.nodes ? 0 : options.job.world) {
   const auto self = ReadProcess(getpid());
   status_.run_dir = run_dir.path();
-  ordered_json fields = {{"version", kEventLogVersion}};
-  if (options.nodes) {
-    fields["node"] = options.nodes->node;
-    fields["slots"] = options.job.world;
+  ordered_json fields = {{"version", kEventLogVersion}, {"job", options.job_id}};
+  if (options.nodes) {  // the run's id and its world are not known yet
+    fields.update({{"node", options.nodes->node}, {"slots", options.job.world}});
   } else {
-    fields["run_id"] = run_id_;
-    fields["world"] = options.job.world;
+    fields.update({{"run_id", run_id_}, {"world", options.job.world}});
   }
-  fields.update({{"job", options.job_id},
-                 {"max_restarts", options.job.max_restarts},
+  fields.update({{"max_restarts", options.job.max_restarts},
                  {"command", options.command},
                  {"pid", getpid()},
                  {"start_ticks", self.has_value() ? self->start_ticks : 0},
@@ -115,9 +113,9 @@ void RunRecord::Started(const SpawnWorker& worker, int rank, int pid) {
                            {"pid", pid}});
 }
 
-void RunRecord::Ended(int rank, uint64_t incarnation, const ProcessEnd& end,
+void RunRecord::Ended(int slot, int rank, uint64_t incarnation, const ProcessEnd& end,
                       const std::string& error) {
-  ordered_json fields = {{"rank", rank}, {"incarnation", incarnation}};
+  ordered_json fields = {{"rank", rank}, {"slot", slot}, {"incarnation", incarnation}};
   fields.update(Describe(end));
   if (!error.empty()) fields["error"] = error;
   Write("worker_ended", fields);
@@ -231,7 +229,7 @@ absl::Status RunRecord::Finished(int exit_code, const std::string& reason) {
     json["at"] = Utc(fault.at);
     report["faults"].push_back(json);
     if (fault.record.fault.victim) continue;
-    report["budget"] = json["budget"];
+    if (json.contains("budget")) report["budget"] = json["budget"];
     if (exit_code != 0 && stop_signals_.empty()) report["root"] = json;
   }
   if (!job_faults_.empty()) report["job_faults"] = ordered_json::array();

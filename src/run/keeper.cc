@@ -10,14 +10,14 @@
 #include "base/error.h"
 #include "outlast/base/clock.h"
 #include "outlast/blackbox/progress.h"
-#include "run/generation_store.h"
+#include "run/peer_keys.h"
+#include "run/shared_memories.h"
 
 namespace outlast {
 namespace {
 
 constexpr size_t kMaxOutboxBytes = 4 << 20;
 constexpr absl::Duration kOutboxRetry = absl::Milliseconds(10);
-constexpr absl::Duration kLongestGet = absl::Hours(24 * 7);
 constexpr int kMessagesAtOnce = 32;  // of one worker, before others have their turn
 constexpr int kComplaints =
     10;  // lines on stderr about messages that were refused; later ones are only counted
@@ -66,7 +66,20 @@ class Keeper::Impl {
         host_(host),
         options_(std::move(options)),
         machine_(std::move(machine)),
-        slots_(static_cast<size_t>(std::max(0, machine_->slots()))) {
+        slots_(static_cast<size_t>(std::max(0, machine_->slots()))),
+        memories_(slots_.size()),
+        keys_(loop, machine_->peers(), machine_->node(),
+              {.answer =
+                   [this](int slot, uint64_t request, const absl::Status& status,
+                          std::string_view value) {
+                     const PayloadWriter payload = PayloadWriter().Text(value);
+                     Answer(slot, request, status, payload.bytes(), {});
+                   },
+               .on_refused =
+                   [this](const std::string& node, const absl::Status& why) {
+                     if (++refused_ > kComplaints) return;
+                     PrintToStderr("outlast: node {}: {}\n", node, MessageOf(why));
+                   }}) {
     machine_->Listen([this](JobMachine::Happening happening) { Take(std::move(happening)); });
   }
 
@@ -114,8 +127,7 @@ class Keeper::Impl {
     Channel channel;             // of the incarnation
     uint64_t incarnation = 0;
     int born_rank = 0, born_world = 1;  // as the incarnation's environment says
-    uint64_t entered = 0;    // the newest generation that this incarnation was told to enter
-    GenerationStore memory;  // of all incarnations
+    uint64_t entered = 0;  // the newest generation that this incarnation was told to enter
     bool alive = false, joined = false, staged = false, finished = false;
     std::map<uint64_t, uint64_t> pending;  // request -> its generation
     std::deque<Outgoing> outbox;           // what did not fit the peer's queue
@@ -123,13 +135,6 @@ class Keeper::Impl {
     std::optional<TimerId> outbox_timer;
     int captures = 0;  // stacks are being written: signals wait
     std::vector<KillWorker> kills;
-  };
-
-  struct PendingGet {
-    int slot;
-    uint64_t request;
-    std::string key;
-    TimerId timer;
   };
 
   Slot& At(int slot) { return slots_[static_cast<size_t>(slot)]; }
@@ -168,7 +173,6 @@ class Keeper::Impl {
   absl::Status Put(int slot, const Message& message);
   absl::Status Get(int slot, const Message& message);
   absl::Status Share(int slot, const Message& message);
-  void GiveUpGet(int slot, uint64_t request, absl::Duration timeout);
   void BlameUncaused(int slot, uint64_t incarnation, uint64_t generation,
                      const std::string& message);
 
@@ -193,9 +197,8 @@ class Keeper::Impl {
   uint64_t aborted_ = 0;  // this generation and older ones are unwound
   uint64_t quiet_ = 0;    // the newest aborted generation that all had left, as extensions know
   std::optional<AskStop> stop_;
-  std::unique_ptr<GenerationStore> of_generation_ = std::make_unique<GenerationStore>();
-  GenerationStore of_job_;
-  std::vector<PendingGet> gets_;
+  SharedMemories memories_;
+  PeerKeys keys_;
   uint64_t refused_ = 0;
   int faults_ = 0;
   std::shared_ptr<bool> alive_ =
@@ -315,8 +318,7 @@ void Keeper::Impl::Abort(const AbortGeneration& abort) {
   }
   const absl::Status ended = Error(absl::StatusCode::kAborted, "generation {} has ended: {}",
                                    abort.generation, abort.reason);
-  for (const PendingGet& get : gets_) loop_.Cancel(get.timer);
-  gets_.clear();
+  keys_.Leave();
   for (int i = 0; i < static_cast<int>(slots_.size()); ++i) {
     const auto pending = At(i).pending;
     for (const auto& [request, generation] : pending) {
@@ -328,9 +330,8 @@ void Keeper::Impl::Abort(const AbortGeneration& abort) {
 
 void Keeper::Impl::Commit(const CommitGeneration& commit) {
   commit_ = commit;
-  auto store = std::make_unique<GenerationStore>();
-  store->TakeOver(*of_generation_);
-  of_generation_ = std::move(store);
+  keys_.Enter(commit_);
+  memories_.Enter();
   stop_.reset();
   for (Slot& slot : slots_) AgentWords(*slot.box).SetStopStep(0);
   for (KeeperExtension* extension : extensions_) extension->OnCommit(commit_);
@@ -649,45 +650,18 @@ absl::Status Keeper::Impl::Put(int number, const Message& message) {
   const std::string_view key = reader.Text();
   const std::string_view value = reader.Text();
   if (!reader.ok() || message.generation == 0) return Malformed(message);
-  const absl::Status put = of_generation_->Put(key, value);
-  Answer(number, message.request, put, {}, {});
-  if (!put.ok()) return absl::OkStatus();
-  const auto waiting = std::stable_partition(gets_.begin(), gets_.end(),
-                                             [&](const PendingGet& get) { return get.key != key; });
-  for (auto get = waiting; get != gets_.end(); ++get) {
-    loop_.Cancel(get->timer);
-    Answer(get->slot, get->request, absl::OkStatus(), PayloadWriter().Text(value).bytes(), {});
-  }
-  gets_.erase(waiting, gets_.end());
+  OUTLAST_RETURN_IF_ERROR(CheckGeneration(message));  // also of one who wants no answer
+  keys_.Put(number, message.request, key, value);
   return absl::OkStatus();
 }
 
 absl::Status Keeper::Impl::Get(int number, const Message& message) {
   PayloadReader reader(message.payload);
-  const std::string key(reader.Text());
-  const absl::Duration timeout = std::min(absl::Nanoseconds(reader.Int<int64_t>()), kLongestGet);
+  const std::string_view key = reader.Text();
+  const auto timeout = absl::Nanoseconds(reader.Int<int64_t>());
   if (!reader.ok() || message.generation == 0 || message.request == 0) return Malformed(message);
-  if (const std::string* value = of_generation_->Find(key); value != nullptr) {
-    Answer(number, message.request, absl::OkStatus(), PayloadWriter().Text(*value).bytes(), {});
-    return absl::OkStatus();
-  }
-  const TimerId timer = loop_.RunAfter(timeout, [this, number, request = message.request, timeout] {
-    GiveUpGet(number, request, timeout);
-  });
-  gets_.push_back({number, message.request, key, timer});
+  keys_.Get(number, message.request, key, timeout);
   return absl::OkStatus();
-}
-
-void Keeper::Impl::GiveUpGet(int number, uint64_t request, absl::Duration timeout) {
-  const auto get = std::find_if(gets_.begin(), gets_.end(), [&](const PendingGet& one) {
-    return one.slot == number && one.request == request;
-  });
-  if (get == gets_.end()) return;
-  const absl::Status status = Error(absl::StatusCode::kDeadlineExceeded,
-                                    "key '{}' of generation {}: nobody put it within {}", get->key,
-                                    commit_.generation, absl::FormatDuration(timeout));
-  gets_.erase(get);
-  Answer(number, request, status, {}, {});
 }
 
 absl::Status Keeper::Impl::Share(int number, const Message& message) {
@@ -700,24 +674,7 @@ absl::Status Keeper::Impl::Share(int number, const Message& message) {
   if (!reader.ok() || scope > SharedScope::kSlot || message.request == 0 ||
       (of_generation && message.generation == 0))
     return Malformed(message);
-  using Contents = GenerationStore::Contents;
-  const auto share = [&]() -> absl::StatusOr<int> {
-    switch (scope) {
-      case SharedScope::kGeneration:
-        return of_generation_->SharedMemory(name, bytes, Contents::kZero);
-      case SharedScope::kGenerationDirty:
-        return of_generation_->SharedMemory(name, bytes, Contents::kDirty);
-      case SharedScope::kJob:
-        return of_job_.SharedMemory(name, bytes, Contents::kZero);
-      case SharedScope::kSlot:
-        break;
-    }
-    // All slots may ask before one of them has touched what it got.
-    uint64_t promised = 0;
-    for (const Slot& slot : slots_) promised += slot.memory.promised_bytes();
-    return At(number).memory.SharedMemory(name, bytes, Contents::kZeroOnTouch, promised);
-  };
-  const absl::StatusOr<int> memory = share();
+  const absl::StatusOr<int> memory = memories_.Get(number, scope, name, bytes);
   if (!memory.ok()) {
     Answer(number, message.request, memory.status(), {}, {});
     return absl::OkStatus();
@@ -806,11 +763,7 @@ void Keeper::Impl::Disconnect(Slot& slot) {
   slot.outbox.clear();
   slot.outbox_bytes = 0;
   slot.pending.clear();
-  const auto mine = [&](const PendingGet& get) { return &At(get.slot) == &slot; };
-  for (const PendingGet& get : gets_) {
-    if (mine(get)) loop_.Cancel(get.timer);
-  }
-  std::erase_if(gets_, mine);
+  keys_.Forget(static_cast<int>(&slot - slots_.data()));
   if (slot.channel.fd() < 0) return;
   loop_.Unwatch(slot.channel.fd());
   slot.channel = Channel();

@@ -63,8 +63,8 @@ absl::Status Train(const std::string& log, const std::string& until, const char*
       OUTLAST_ASSIGN_OR_RETURN(const bool goes_on, GoesOn(group, generation, round, until));
       if (!goes_on) break;
       if (round % 20 == 0)
-        AppendLine(log, std::to_string(generation.number()) + " " + std::to_string(round) + " " +
-                            who);
+        AppendLine(log,
+                   std::to_string(generation.number()) + " " + std::to_string(round) + " " + who);
       absl::SleepFor(absl::Milliseconds(2));
     }
     AppendLine(log, "done " + rank + " " + std::to_string(getpid()) + "\n");

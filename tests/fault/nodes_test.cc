@@ -1,0 +1,393 @@
+// Jobs of several nodes: real agents, one an address of the loopback network, their workers killed
+// and their coordinator killed.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <filesystem>
+#include <fstream>
+#include <functional>
+#include <map>
+#include <memory>
+#include <nlohmann/json.hpp>
+#include <set>
+#include <sstream>
+#include <string>
+#include <vector>
+
+#include "launch/worker_environment.h"
+#include "tests/fault/launched.h"
+#include "tests/support/piped_process.h"
+
+namespace outlast::testing {
+namespace {
+
+namespace fs = std::filesystem;
+using ::testing::AnyOf;
+using ::testing::Each;
+using ::testing::HasSubstr;
+using ::testing::IsSupersetOf;
+using ::testing::Not;
+using ::testing::UnorderedElementsAre;
+
+absl::Duration Within(int seconds) { return absl::Seconds(seconds) * TimeFactor(); }
+
+// A line of the trainer's log.
+struct Round {
+  uint64_t generation = 0;
+  int64_t round = 0;
+  int rank = 0, world = 0;
+  pid_t pid = 0;
+};
+
+class Nodes : public ::testing::Test {
+ protected:
+  Nodes() : folder_(::testing::TempDir() + "/nodes_XXXXXX"), ports_("127.0.0.1") {
+    EXPECT_NE(mkdtemp(folder_.data()), nullptr);
+    // Held, so that nobody else gets it; the coordinator may listen there all the same.
+    coordinator_ = "127.0.0.1:" + std::to_string(ports_.Of(1).value());
+  }
+  ~Nodes() override {
+    agents_.clear();
+    lead_.reset();
+    if (!HasFailure()) fs::remove_all(folder_);
+  }
+
+  std::string Path(const std::string& name) const { return folder_ + "/" + name; }
+  std::string Read(const std::string& name) const {
+    std::ifstream file(Path(name));
+    return {std::istreambuf_iterator<char>(file), {}};
+  }
+  std::vector<std::string> Trainer() const {
+    return {BuildFolder() / "outlast_node_trainer", Path("log"), Path("until")};
+  }
+
+  // Node n<k> at 127.0.0.<k>, so that node n1 leads.
+  PipedProcess& Start(int k, const std::string& nodes, const std::vector<std::string>& flags,
+                      const std::vector<std::string>& command) {
+    const std::string number = std::to_string(k);
+    std::map<std::string, std::string> values = {{"--nnodes", nodes},
+                                                 {"--coordinator", coordinator_},
+                                                 {"--job", "job"},
+                                                 {"--node", "n" + number},
+                                                 {"--advertise", "127.0.0." + number},
+                                                 {"--node-rank", number},
+                                                 {"--run-dir", Path("runs")},
+                                                 {"--last-call", "0.5"},
+                                                 {"--grace", "3"},
+                                                 {"-n", "2"}};
+    for (size_t i = 0; i + 1 < flags.size(); i += 2) values[flags[i]] = flags[i + 1];
+    std::vector<std::string> words = {BuildFolder() / "outlast", "run"};
+    for (const auto& [flag, value] : values) words.insert(words.end(), {flag, value});
+    words.emplace_back("--");
+    words.insert(words.end(), command.begin(), command.end());
+    agents_[k] = std::make_unique<PipedProcess>(words);
+    return *agents_[k];
+  }
+  PipedProcess& StartTrainer(int k, const std::string& nodes,
+                             const std::vector<std::string>& flags = {}) {
+    return Start(k, nodes, flags, Trainer());
+  }
+  void StartCoordinator(const std::string& nodes) {
+    lead_ = std::make_unique<PipedProcess>(std::vector<std::string>{
+        BuildFolder() / "outlast", "coordinator", "--job", "job", "--journal", Path("journal"),
+        "--nnodes", nodes, "-n", "2", "--listen", coordinator_, "--last-call", "0.5"});
+    ASSERT_NE(lead_->LineWith("coordinator of job job at ", Within(10)), "") << lead_->seen();
+  }
+  void EndTraining() const { std::ofstream(Path("until")) << "now\n"; }
+
+  std::vector<Round> Rounds() const {
+    std::istringstream lines(Read("log"));
+    std::vector<Round> rounds;
+    for (std::string line; std::getline(lines, line);) {
+      std::istringstream words(line);
+      Round one;
+      if (words >> one.generation >> one.round >> one.rank >> one.world >> one.pid)
+        rounds.push_back(one);
+    }
+    return rounds;
+  }
+  // Waits until the log says so.
+  bool Comes(const std::function<bool(const std::vector<Round>&)>& what, int seconds = 40) const {
+    const absl::Duration deadline = Clock::Real().Uptime() + Within(seconds);
+    while (!what(Rounds())) {
+      if (Clock::Real().Uptime() > deadline) return false;
+      Clock::Real().SleepFor(absl::Milliseconds(5));
+    }
+    return true;
+  }
+  // All `world` ranks have gone through `round` of a generation from `first` on.
+  bool AllTrain(int world, uint64_t first = 1, int64_t round = 20, int seconds = 40) {
+    return Comes(
+        [&](const std::vector<Round>& rounds) {
+          std::map<uint64_t, std::set<int>> ranks;
+          for (const Round& one : rounds) {
+            if (one.generation < first || one.round < round || one.world != world) continue;
+            ranks[one.generation].insert(one.rank);
+          }
+          for (const auto& [generation, seen] : ranks) {
+            if (static_cast<int>(seen.size()) == world) return true;
+          }
+          return false;
+        },
+        seconds);
+  }
+  // By rank, of the newest generation that it was seen in.
+  std::map<int, pid_t> Pids() const {
+    std::map<int, std::pair<uint64_t, pid_t>> newest;
+    for (const Round& one : Rounds()) {
+      auto& known = newest[one.rank];
+      known = std::max(known, {one.generation, one.pid});
+    }
+    std::map<int, pid_t> pids;
+    for (const auto& [rank, known] : newest) pids[rank] = known.second;
+    return pids;
+  }
+  nlohmann::json Report(int k) const {
+    return nlohmann::json::parse(Read("runs/latest-n" + std::to_string(k) + "/report.json"),
+                                 nullptr, false);
+  }
+  std::string Seen() const {
+    std::string all;
+    for (const auto& [k, agent] : agents_)
+      all += "--- n" + std::to_string(k) + "\n" + agent->seen();
+    return all + (lead_ != nullptr ? "--- coordinator\n" + lead_->seen() : "");
+  }
+  void EndsWith(int k, int code, int seconds = 40) {
+    EXPECT_EQ(agents_.at(k)->Wait(Within(seconds)), code) << "n" << k << "\n" << Seen();
+  }
+
+  std::string folder_;
+  MasterPorts ports_;
+  std::string coordinator_;
+  std::unique_ptr<PipedProcess> lead_;  // a coordinator of its own
+  std::map<int, std::unique_ptr<PipedProcess>> agents_;
+};
+
+TEST_F(Nodes, TwoAgentsTrainOneJobToItsEnd) {
+  for (const int k : {1, 2}) StartTrainer(k, "2");
+  ASSERT_TRUE(AllTrain(4)) << Seen();
+  EndTraining();
+  for (const int k : {1, 2}) EndsWith(k, 0);
+
+  for (const char* rank : {"0", "1", "2", "3"})
+    EXPECT_THAT(Read("log"), HasSubstr(std::string("done ") + rank + " "));
+  const nlohmann::json one = Report(1), two = Report(2);
+  EXPECT_EQ(one["node"], "n1");
+  EXPECT_EQ(two["node"], "n2");
+  EXPECT_EQ(one["world"], 4);
+  EXPECT_EQ(one["run_id"], two["run_id"]);
+  EXPECT_EQ(two["exit_code"], 0);
+  EXPECT_EQ(two["generations"], 1);
+  const fs::path logs = fs::path(two["run_dir"].get<std::string>()) / "logs" / "g1";
+  EXPECT_TRUE(fs::exists(logs / "rank2.out"));
+  EXPECT_TRUE(fs::exists(logs / "rank3.err"));
+}
+
+TEST_F(Nodes, AKilledRankIsReplacedAndAllOthersKeepTheirProcess) {
+  for (const int k : {1, 2}) StartTrainer(k, "2");
+  ASSERT_TRUE(AllTrain(4)) << Seen();
+  const std::map<int, pid_t> before = Pids();
+
+  kill(before.at(3), SIGKILL);
+
+  ASSERT_TRUE(AllTrain(4, 2)) << Seen();
+  const std::map<int, pid_t> after = Pids();
+  for (const int rank : {0, 1, 2}) EXPECT_EQ(after.at(rank), before.at(rank)) << rank;
+  EXPECT_NE(after.at(3), before.at(3));
+  EndTraining();
+  for (const int k : {1, 2}) EndsWith(k, 0);
+  EXPECT_EQ(Report(2)["faults"].at(0)["rank"], 3);
+  EXPECT_EQ(Report(2)["faults"].at(0)["node"], "n2");
+  EXPECT_EQ(Report(2)["restarts"], 1);
+  EXPECT_EQ(Report(1)["restarts"], 0);
+  EXPECT_EQ(Report(1)["job_faults"].at(0)["budget"], "1 of 3") << "the leader's";
+}
+
+TEST_F(Nodes, AKilledAgentsRanksGoToTheSpare) {
+  for (const int k : {1, 2, 3}) StartTrainer(k, "2", {"--spares", "1"});
+  ASSERT_TRUE(AllTrain(4)) << Seen();
+  const std::map<int, pid_t> before = Pids();
+
+  agents_.at(2)->Kill();
+
+  ASSERT_TRUE(AllTrain(4, 2)) << Seen();
+  for (const int rank : {0, 1}) EXPECT_EQ(Pids().at(rank), before.at(rank)) << rank;
+  EXPECT_EQ(CountAliveAfter({before.at(2), before.at(3)}, absl::Seconds(1)), 0) << "orphans";
+  EndTraining();
+  EndsWith(1, 0, 60);
+  EndsWith(3, 0);
+  EXPECT_EQ(Report(3)["generations"], 1) << "it was a spare before";
+}
+
+TEST_F(Nodes, ASpareThatWasNotNeededEndsWithTheJob) {
+  for (const int k : {1, 2, 3}) StartTrainer(k, "2", {"--spares", "1"});
+  ASSERT_TRUE(AllTrain(4)) << Seen();
+  EndTraining();
+  for (const int k : {1, 2, 3}) EndsWith(k, 0);
+  EXPECT_EQ(Report(3)["generations"], 0);
+  EXPECT_EQ(Report(3)["run_id"], Report(1)["run_id"]);
+}
+
+TEST_F(Nodes, WithoutASpareTheWorldShrinks) {
+  for (const int k : {1, 2}) StartTrainer(k, "1:2");
+  ASSERT_TRUE(AllTrain(4)) << Seen();
+  const std::map<int, pid_t> before = Pids();
+
+  agents_.at(2)->Kill();
+
+  ASSERT_TRUE(AllTrain(2, 2)) << Seen();
+  for (const int rank : {0, 1}) EXPECT_EQ(Pids().at(rank), before.at(rank)) << rank;
+  EndTraining();
+  EndsWith(1, 0, 60);
+}
+
+TEST_F(Nodes, AKilledCoordinatorComesBackAndNobodyLosesAStep) {
+  StartCoordinator("2");
+  for (const int k : {1, 2}) StartTrainer(k, "2");
+  ASSERT_TRUE(AllTrain(4)) << Seen();
+  const std::map<int, pid_t> before = Pids();
+
+  lead_->Kill();
+  ASSERT_NE(agents_.at(1)->LineWith("no coordinator", Within(10)), "") << Seen();
+  const int64_t then = Rounds().back().round;
+  ASSERT_TRUE(AllTrain(4, 1, then + 40)) << "without a coordinator" << Seen();
+  StartCoordinator("2");
+  for (const int k : {1, 2})
+    ASSERT_NE(agents_.at(k)->LineWith("the coordinator is there", Within(20)), "") << Seen();
+
+  EndTraining();
+  for (const int k : {1, 2}) EndsWith(k, 0);
+  EXPECT_EQ(Pids(), before);
+  EXPECT_EQ(Rounds().back().generation, 1u);
+  EXPECT_NE(lead_->LineWith("job job ends with 0", Within(10)), "") << lead_->seen();
+}
+
+// Nothing is saved here, so 81.
+TEST_F(Nodes, TermOnAnyAgentOfAJobThatNeedsAllStopsThemAllAlike) {
+  for (const int k : {1, 2}) StartTrainer(k, "2");
+  ASSERT_TRUE(AllTrain(4)) << Seen();
+  agents_.at(2)->Signal(SIGTERM);
+  for (const int k : {1, 2}) EndsWith(k, 81);
+}
+
+TEST_F(Nodes, CtrlCStopsThemAllWith130) {
+  for (const int k : {1, 2}) StartTrainer(k, "2");
+  ASSERT_TRUE(AllTrain(4)) << Seen();
+  agents_.at(2)->Signal(SIGINT);
+  for (const int k : {1, 2}) EndsWith(k, 130);
+}
+
+TEST_F(Nodes, AnAgentThatIsToldToLeaveLeavesAndTheRestGoesOn) {
+  for (const int k : {1, 2}) StartTrainer(k, "1:2");
+  ASSERT_TRUE(AllTrain(4)) << Seen();
+  agents_.at(2)->Signal(SIGTERM);
+  EndsWith(2, 86);
+  ASSERT_TRUE(AllTrain(2, 2)) << Seen();
+  EndTraining();
+  EndsWith(1, 0, 60);
+}
+
+TEST_F(Nodes, ALeaderThatIsToldToLeaveStopsTheJob) {
+  for (const int k : {1, 2}) StartTrainer(k, "1:2");
+  ASSERT_TRUE(AllTrain(4)) << Seen();
+  agents_.at(1)->Signal(SIGTERM);
+  for (const int k : {1, 2}) EndsWith(k, 81);
+}
+
+// --- Refusals ---
+
+TEST_F(Nodes, AnotherTokenIsRefusedInOneLine) {
+  std::ofstream(Path("right")) << std::string(64, 'a');
+  std::ofstream(Path("wrong")) << std::string(64, 'b');
+  StartTrainer(1, "2", {"--token-file", Path("right")});
+  ASSERT_NE(agents_.at(1)->LineWith("leads job job", Within(10)), "") << Seen();
+  StartTrainer(2, "2", {"--token-file", Path("wrong")});
+  EndsWith(2, 85);
+  EXPECT_THAT(agents_.at(2)->seen(),
+              HasSubstr("exit code 85: the coordinator at " + coordinator_ +
+                        " did not prove that it knows this agent's job token"));
+  StartTrainer(2, "2", {"--token-file", Path("right")});
+  ASSERT_TRUE(AllTrain(4)) << Seen();
+  EndTraining();
+  for (const int k : {1, 2}) EndsWith(k, 0);
+}
+
+TEST_F(Nodes, AForeignJobIsRefusedInOneLine) {
+  StartTrainer(1, "2");
+  ASSERT_NE(agents_.at(1)->LineWith("leads job job", Within(10)), "") << Seen();
+  StartTrainer(2, "2", {"--job", "other"});
+  EndsWith(2, 85);
+  EXPECT_THAT(agents_.at(2)->seen(), HasSubstr("agent n2 is of job 'other', this is job 'job'"));
+  agents_.at(1)->Signal(SIGTERM);
+  EndsWith(1, 81);
+}
+
+TEST_F(Nodes, AnAddressThatIsNotThisMachinesIsRefused) {
+  StartTrainer(1, "2", {"--advertise", "192.0.2.1"});
+  EndsWith(1, 85);
+  EXPECT_THAT(agents_.at(1)->seen(),
+              HasSubstr("--advertise '192.0.2.1': an address of this machine wanted"));
+}
+
+TEST_F(Nodes, CheckpointsAreRefusedBeforeAnythingIsTrained) {
+  std::vector<std::string> trainer = Trainer();
+  trainer.push_back(Path("root"));
+  for (const int k : {1, 2}) Start(k, "2", {"-n", "1"}, trainer);
+  for (const int k : {1, 2}) {
+    EndsWith(k, 85);
+    EXPECT_THAT(agents_.at(k)->seen(),
+                HasSubstr("checkpoints of a job of several nodes are not supported yet"));
+  }
+}
+
+TEST_F(Nodes, TooFewNodesEndWithEightyFour) {
+  StartTrainer(1, "2", {"--join-timeout", "1"});
+  EndsWith(1, 84);
+  EXPECT_THAT(agents_.at(1)->seen(), HasSubstr("exit code 84: "));
+}
+
+// --- Programs that never join ---
+
+TEST_F(Nodes, APlainProgramFindsItsPlaceInItsEnvironment) {
+  const std::string script =
+      "echo $RANK $WORLD_SIZE $LOCAL_RANK $LOCAL_WORLD_SIZE $GROUP_RANK $GROUP_WORLD_SIZE "
+      "$OUTLAST_ADDRESS $MASTER_ADDR >>" +
+      Path("places") + "; echo $MASTER_PORT $OUTLAST_RUN_ID >>" + Path("masters");
+  for (const int k : {1, 2}) Start(k, "2", {}, {"sh", "-c", script});
+  for (const int k : {1, 2}) EndsWith(k, 0);
+
+  std::istringstream places(Read("places")), masters(Read("masters"));
+  std::vector<std::string> found;
+  for (std::string line; std::getline(places, line);) found.push_back(line);
+  EXPECT_THAT(found, UnorderedElementsAre(
+                         "0 4 0 2 0 2 127.0.0.1 127.0.0.1", "1 4 1 2 0 2 127.0.0.1 127.0.0.1",
+                         "2 4 0 2 1 2 127.0.0.2 127.0.0.1", "3 4 1 2 1 2 127.0.0.2 127.0.0.1"));
+  std::set<std::string> of_all;
+  for (std::string line; std::getline(masters, line);) of_all.insert(line);
+  EXPECT_EQ(of_all.size(), 1u) << "one port and one run: " << Read("masters");
+}
+
+TEST_F(Nodes, APlainProgramIsRestartedWholeWhenOneRankFails) {
+  // Rank 3 fails once; the others would run for ever in their first attempt.
+  const std::string script = "echo $RANK $TORCHELASTIC_RESTART_COUNT >>" + Path("starts") +
+                             "; [ $TORCHELASTIC_RESTART_COUNT != 0 ] && exit 0"
+                             "; [ $RANK = 3 ] && exit 7; exec sleep 600";
+  for (const int k : {1, 2}) Start(k, "2", {"--grace", "1"}, {"sh", "-c", script});
+  for (const int k : {1, 2}) EndsWith(k, 0);
+
+  std::istringstream starts(Read("starts"));
+  std::multiset<std::string> found;
+  for (std::string line; std::getline(starts, line);) found.insert(line);
+  EXPECT_THAT(found, UnorderedElementsAre("0 0", "1 0", "2 0", "3 0", "0 1", "1 1", "2 1", "3 1"));
+}
+
+TEST_F(Nodes, WithoutRestartsAllAgentsEndWithTheFirstFailedWorkersCode) {
+  for (const int k : {1, 2}) {
+    Start(k, "2", {"--grace", "1", "--max-restarts", "0"},
+          {"sh", "-c", "[ $RANK = 2 ] && exit 7; exec sleep 600"});
+  }
+  for (const int k : {1, 2}) EndsWith(k, 7);
+}
+
+}  // namespace
+}  // namespace outlast::testing
