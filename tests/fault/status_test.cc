@@ -71,7 +71,8 @@ pid_t PidOf(const json& status, size_t rank) {
 
 class StatusOfAJob : public ::testing::Test {
  protected:
-  void Start(const std::vector<std::string>& options = {}) {
+  void Start(const std::vector<std::string>& options = {},
+             const std::vector<std::string>& of_trainer = {}) {
     std::vector<std::string> words = {"-n", "4", "--job", "seen", "--grace", "5"};
     words.insert(words.end(), options.begin(), options.end());
     for (const std::string& word :
@@ -81,6 +82,7 @@ class StatusOfAJob : public ::testing::Test {
           std::string("--ckpt-every"), std::string("20"), std::string("--state-mb"),
           std::string("0.25")})
       words.push_back(word);
+    words.insert(words.end(), of_trainer.begin(), of_trainer.end());
     run.Start(words);
   }
   int Stop() {
@@ -92,11 +94,12 @@ class StatusOfAJob : public ::testing::Test {
 };
 
 TEST_F(StatusOfAJob, ShowsItsRanksAndThatTheyMove) {
-  Start();
+  Start({}, {"--watch-floor", "30"});
   const json first = Await(run, [](const json& status) { return AllBeyond(status, 3); });
   const int64_t step = first["ranks"][0]["step"];
   const json later = Await(run, [&](const json& status) {
-    return AllBeyond(status, step + 3) && status["checkpoint"].is_object();
+    return AllBeyond(status, step + 3) && status["checkpoint"].is_object() &&
+           status["ranks"][0]["limit_seconds"].is_number();
   });
 
   EXPECT_EQ(later["job"], "seen");
@@ -107,6 +110,8 @@ TEST_F(StatusOfAJob, ShowsItsRanksAndThatTheyMove) {
   EXPECT_GE(later["checkpoint"]["step"], 20);
   EXPECT_TRUE(later["goodput"].is_object());
   EXPECT_EQ(later["ranks"][3]["state"], "running");
+  EXPECT_GE(later["ranks"][0]["limit_seconds"], 30);
+  EXPECT_LT(later["ranks"][0]["age_seconds"], 30);
   EXPECT_TRUE(is_alive(PidOf(later, 3)));
   const Said text = Tool(run, "status");
   EXPECT_EQ(text.code, 0);
