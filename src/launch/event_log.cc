@@ -81,10 +81,13 @@ void OnWorkerStarted(const ordered_json& event, JobStatus& status) {
   place->state = "starting";
 }
 
+// By its incarnation: the rank that its place holds may be another by now.
 void OnWorkerEnded(const ordered_json& event, JobStatus& status) {
-  RankStatus* place = PlaceOf(event, status);
-  if (place == nullptr || Read<uint64_t>(event, "incarnation").value_or(0) != place->incarnation)
-    return;
+  const auto incarnation = Read<uint64_t>(event, "incarnation");
+  const auto place = std::find_if(
+      status.ranks.begin(), status.ranks.end(),
+      [&](const RankStatus& rank) { return rank.pid != 0 && incarnation == rank.incarnation; });
+  if (place == status.ranks.end()) return;
   place->pid = 0;
   place->state = "ended";
   const std::optional<int> signal = Read<int>(event, "signal");
@@ -114,6 +117,9 @@ void ReadBudget(const std::string& text, JobStatus& status) {
 
 void OnFault(const ordered_json& event, JobStatus& status) {
   if (IsTrue(event, "victim")) return;
+  ReadBudget(Text(event, "budget"), status);
+  // The coordinator's word of a fault that this node has told of itself.
+  if (Text(event, "event") == "job_fault" && Text(event, "node") == status.node) return;
   FaultStatus fault;
   fault.fault_class = Text(event, "class");
   fault.rank = Read<int>(event, "rank").value_or(-1);
@@ -124,7 +130,6 @@ void OnFault(const ordered_json& event, JobStatus& status) {
   ++status.faults;
   ++status.faults_by_class[fault.fault_class];
   status.last_fault = std::move(fault);
-  ReadBudget(Text(event, "budget"), status);
   if (status.phase == "running") status.phase = "re-forming";
 }
 
@@ -136,6 +141,8 @@ void OnSaved(const ordered_json& event, JobStatus& status) {
   saved.seconds = Read<double>(event, "seconds").value_or(0);
   saved.at = Text(event, "at");
   ++status.saves;
+  // A newly committed step gives all restarts back.
+  if (!status.checkpoint || saved.step > status.checkpoint->step) status.budget_used = 0;
   status.saved_bytes += saved.bytes;
   status.save_error.clear();
   status.checkpoint = std::move(saved);
@@ -163,7 +170,7 @@ void Fold(const ordered_json& event, JobStatus& status) {
     status.run_id = Text(event, "run_id");
   } else if (name == "commit") {
     OnCommit(event, status);
-  } else if (name == "fault") {
+  } else if (name == "fault" || name == "job_fault") {
     OnFault(event, status);
   } else if (name == "saved") {
     OnSaved(event, status);

@@ -9,8 +9,8 @@
 //   worker_ended    rank, slot, incarnation, code or signal, by_us, error
 //   commit          generation, members (slots); of several nodes world, ranks (by slot), nodes
 //                   [{node, rank, ranks}]
-//   fault           class, rank, generation, step_reached, step_committed, end, found_by, detail,
-//                   root, victim, budget ("1 of 3"), last_lines
+//   fault           class, rank, node (of several), generation, step_reached, step_committed, end,
+//                   found_by, detail, root, victim, budget ("1 of 3"), last_lines
 //   job_fault       the same, of any node, as the coordinator judges it; where this agent leads
 //   restored        generation, source, step
 //   saved           step, checkpoint, bytes, seconds
@@ -25,8 +25,8 @@
 //   note            line
 //   finish          exit_code, reason
 // A newer version adds events and fields: readers skip what they do not know. A `start` with a
-// greater version may have changed their meaning: it is refused. Where a place is no rank (jobs of
-// several nodes), `slot` says which.
+// greater version may have changed their meaning: it is refused. A slot is a place for a process of
+// this node; in a job of one node its number is the rank.
 //
 // A line is written by one write(2), so that a kill leaves whole lines and at most one that is cut,
 // the last. Lines that are cut, or whatever a full disk left of them, are skipped.

@@ -10,13 +10,17 @@
 // with <parent>/latest-<node> linking to it besides. What belongs together has one run_id in
 // report.json.
 //
-//     report.json                           the end: code, reason, root, victims, budgets, times
-//     events.jsonl                          one JSON object a line: every process start and end,
-//     fault, commit, stop logs/g<generation>/rank<r>.{out,err}  what each process wrote; the
-//     generation that spawned it, and the rank that it was spawned for coordinator/
-//     where this agent leads the job: the coordinator's journal ledger.bin where the time went
-//     (outlast/meter/ledger_file.h) stacks/<n>/rank<r>.txt                native stacks, when asked
-//     for or when a rank hung boxes/
+//     report.json     the end: code, reason, root, victims, budgets, times
+//     events.jsonl    one JSON object a line: what happened (event_log.h)
+//     ledger.bin      where the time went (outlast/meter/ledger_file.h)
+//     status.sock     where the agent answers while it lives (status_service.h)
+//     metrics.address HOST:PORT of /metrics, with --metrics
+//     logs/g<generation>/rank<r>.{out,err}
+//                     what each process wrote; the generation that spawned it, and the rank
+//     coordinator/    where this agent leads the job: the coordinator's journal
+//     stacks/<n>/rank<r>.txt
+//                     native stacks, when asked for or when a rank hung
+//     boxes/          black boxes, and the verdict that kept them
 #pragma once
 
 #include <cstdint>

@@ -13,6 +13,8 @@ namespace outlast {
 namespace {
 
 constexpr int kBarWidth = 20;
+// A state of less than this share of the time is left to `outlast report`.
+constexpr double kSmallShare = 0.0005;
 
 // Names and reasons come from files and trainers: nothing of them steers the terminal.
 std::string Plain(std::string_view text) {
@@ -121,6 +123,7 @@ std::string GoodputText(const GoodputStatus& goodput) {
   text += fmt::format(" of {}:", DurationText(goodput.wall_seconds));
   const char* separator = " ";
   for (const auto& [name, seconds] : goodput.states) {
+    if (seconds < goodput.wall_seconds * kSmallShare) continue;
     text += fmt::format("{}{} {}", separator, Plain(name), DurationText(seconds));
     separator = ", ";
   }

@@ -1,3 +1,5 @@
+#include "outlast/base/status.h"
+
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -12,7 +14,6 @@
 #include "launch/job_status.h"
 #include "launch/metrics_text.h"
 #include "launch/status_text.h"
-#include "outlast/base/status.h"
 #include "tests/support/metrics_lint.h"
 
 namespace outlast {
@@ -21,9 +22,9 @@ namespace {
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 using ::testing::IsEmpty;
+using testing::MetricsLint;
 using ::testing::Not;
 using ::testing::StartsWith;
-using testing::MetricsLint;
 
 RankStatus RunningRank(int rank, int64_t step) {
   return {.rank = rank,
@@ -57,14 +58,14 @@ JobStatus RunningJob() {
   status.ranks[1].end = "signal 9";
   status.faults = 1;
   status.faults_by_class = {{"crash", 1}};
-  status.last_fault = FaultStatus{"crash", 1, "", 1, "rank 1: killed by signal 9",
-                                  "2026-11-30T10:02:00.000Z"};
+  status.last_fault =
+      FaultStatus{"crash", 1, "", 1, "rank 1: killed by signal 9", "2026-11-30T10:02:00.000Z"};
   status.budget_used = 1;
   status.budget = 3;
   status.saves = 4;
   status.saved_bytes = 4'000'000;
-  status.checkpoint = CheckpointStatus{100, "step-100-abcd", 1'000'000, 0.5,
-                                       "2026-11-30T10:01:59.000Z"};
+  status.checkpoint =
+      CheckpointStatus{100, "step-100-abcd", 1'000'000, 0.5, "2026-11-30T10:01:59.000Z"};
   return status;
 }
 
@@ -153,7 +154,8 @@ TEST(StatusText, DrawsBarsWhereThereIsRoom) {
   const std::string text = StatusText(status, {.width = 160}, FiveSecondsAfterTheFault());
 
   EXPECT_THAT(text, HasSubstr("  100   ####################  backward"));
-  EXPECT_THAT(text, HasSubstr("  50    ##########..........  backward  5.0 s   ##########.........."));
+  EXPECT_THAT(text,
+              HasSubstr("  50    ##########..........  backward  5.0 s   ##########.........."));
 }
 
 TEST(DurationText, NamesTheUnitThatFits) {
@@ -296,10 +298,10 @@ TEST_F(EventLog, WithoutAWholeEventIsNoLog) {
 }
 
 TEST_F(EventLog, KeepsAVictimApartFromFaultsThatCount) {
-  const auto read = Read(
-      Start() +
-      R"({"t":1,"event":"fault","class":"crash","rank":1,"victim":true,"budget":"0 of 3"})"
-      "\n");
+  const auto read =
+      Read(Start() +
+           R"({"t":1,"event":"fault","class":"crash","rank":1,"victim":true,"budget":"0 of 3"})"
+           "\n");
 
   ASSERT_TRUE(read.ok()) << read.status();
   EXPECT_EQ(read->status.faults, 0);
@@ -329,8 +331,8 @@ TEST(StepTotals, PartsSumToTheTimeOfTheSteps) {
   StepTotals totals;
   totals.Add(step);
 
-  EXPECT_THAT(totals.part_ns, ElementsAre(10'000'000, 20'000'000, 40'000'000, 5'000'000,
-                                          15'000'000, 10'000'000));
+  EXPECT_THAT(totals.part_ns,
+              ElementsAre(10'000'000, 20'000'000, 40'000'000, 5'000'000, 15'000'000, 10'000'000));
   EXPECT_EQ(totals.time_ns, 100'000'000);
   EXPECT_EQ(totals.tokens, 8u);
   EXPECT_EQ(totals.last_end_ns, 1'100'000'000);

@@ -1,5 +1,6 @@
-// A small, strict reader of Prometheus text 0.0.4 and OpenMetrics 1.0, for tests: what is wrong with
-// a page, and its samples. (Rules: prometheus/docs exposition_formats.md, OpenMetrics specification.)
+// A small, strict reader of Prometheus text 0.0.4 and OpenMetrics 1.0, for tests: what is wrong
+// with a page, and its samples. (Rules: prometheus/docs exposition_formats.md, OpenMetrics
+// specification.)
 #pragma once
 
 #include <algorithm>
@@ -75,7 +76,8 @@ class MetricsLint {
 
   void Sample(const std::string& line) {
     static const std::regex kSample(
-        "([a-zA-Z_:][a-zA-Z0-9_:]*)(\\{((?:[a-zA-Z_][a-zA-Z0-9_]*=\"(?:[^\"\\\\\n]|\\\\[\\\\\"n])*\""
+        "([a-zA-Z_:][a-zA-Z0-9_:]*)(\\{((?:[a-zA-Z_][a-zA-Z0-9_]*=\"(?:[^\"\\\\\n]|\\\\[\\\\\"n])*"
+        "\""
         ",?)*)\\})? (\\S+)");
     std::smatch match;
     if (!std::regex_match(line, match, kSample)) return Wrong("no sample: " + line);
