@@ -72,6 +72,10 @@ class Agent final : public WorkerHost {
   void OnFinish(const FinishJob& finish) override;
 
  private:
+  struct PreparedLogs {
+    uint64_t generation;
+    RunDir::LogFiles files;
+  };
   struct Worker {
     SpawnWorker spawn{};
     int rank = 0;
@@ -89,6 +93,8 @@ class Agent final : public WorkerHost {
   void On(const WorkerExited& exited);
   void On(const TreeGone& gone) { console_->Retire(gone.incarnation); }
   void On(const TreeStuck& stuck);
+  void OnDying(int slot, uint64_t incarnation, int signal);
+  absl::StatusOr<RunDir::LogFiles> TakeLogs(const SpawnWorker& worker, int rank);
   void SpawnFailed(const SpawnWorker& worker, const absl::Status& why);
   absl::Status TrySpawn(SpawnRequest& request);
   absl::StatusOr<WorkerPlace> PlaceOf(const SpawnRequest& request);
@@ -120,6 +126,8 @@ class Agent final : public WorkerHost {
   MasterPorts ports_;
   std::map<int, Worker> workers_;                  // by slot
   std::shared_ptr<const control::Commit> commit_;  // the newest; null: none, or one node
+  std::map<int, PreparedLogs> prepared_logs_;      // by slot, of who is to come
+  uint64_t generation_ = 0;                        // the newest that was committed
   bool any_ran_ = false;
   int stack_captures_ = 0;
   std::optional<std::pair<int, std::string>> end_;  // exit code and reason
@@ -144,10 +152,9 @@ absl::Status Agent::SetUp() {
       *loop_, *this, KeeperOptions{options_.job, run_id_, run_dir_.path()}, std::move(machine));
   services_ =
       std::make_unique<JobServices>(*keeper_, *this, options_, *ledger_, record_, *console_);
-  deaths_ =
-      std::make_unique<DeathWatch>(*loop_, [this](int slot, uint64_t incarnation, int signal) {
-        keeper_->OnWorkerDying(slot, incarnation, signal);
-      });
+  deaths_ = std::make_unique<DeathWatch>(
+      *loop_,
+      [this](int slot, uint64_t incarnation, int signal) { OnDying(slot, incarnation, signal); });
   status_ =
       std::make_unique<StatusService>(*loop_, *keeper_, services_->monitor(), *ledger_, record_);
   OUTLAST_RETURN_IF_ERROR(ServeStatus());
@@ -344,8 +351,7 @@ absl::StatusOr<WorkerPlace> Agent::PlaceOf(const SpawnRequest& request) {
 
 absl::Status Agent::TrySpawn(SpawnRequest& request) {
   const SpawnWorker& worker = request.worker;
-  OUTLAST_ASSIGN_OR_RETURN(RunDir::LogFiles logs,
-                           run_dir_.OpenLogs(worker.generation, request.rank));
+  OUTLAST_ASSIGN_OR_RETURN(const RunDir::LogFiles logs, TakeLogs(worker, request.rank));
   const UniqueFd null(open("/dev/null", O_RDONLY | O_CLOEXEC));
   OUTLAST_ASSIGN_OR_RETURN(const WorkerPlace place, PlaceOf(request));
   const bool gets_stdin = options_.stdin_to_rank_0 && request.rank == 0;
@@ -362,6 +368,25 @@ absl::Status Agent::TrySpawn(SpawnRequest& request) {
   console_->Follow(worker.incarnation, logs.error_path, prefix, Console::Stream::kError);
   workers_[worker.slot] = {.spawn = worker, .rank = request.rank, .error_path = logs.error_path};
   return absl::OkStatus();
+}
+
+absl::StatusOr<RunDir::LogFiles> Agent::TakeLogs(const SpawnWorker& worker, int rank) {
+  const auto prepared = prepared_logs_.extract(worker.slot);
+  if (!prepared.empty() && prepared.mapped().generation == worker.generation)
+    return std::move(prepared.mapped().files);
+  return run_dir_.OpenLogs(worker.generation, rank);
+}
+
+// The death's end takes the kernel a moment, in which we would only wait: what its successor needs
+// is made ready. Of several nodes the coordinator says which rank the successor will have.
+void Agent::OnDying(int slot, uint64_t incarnation, int signal) {
+  const int faults = keeper_->faults();
+  keeper_->OnWorkerDying(slot, incarnation, signal);
+  if (keeper_->faults() == faults || end_.has_value() || options_.nodes) return;
+  // What fails here fails again, and is told, at the spawn.
+  if (auto logs = run_dir_.OpenLogs(generation_ + 1, slot); logs.ok())
+    prepared_logs_[slot] = {generation_ + 1, std::move(*logs)};
+  (void)ports_.Of(generation_ + 1);
 }
 
 void Agent::SpawnFailed(const SpawnWorker& worker, const absl::Status& why) {
@@ -457,6 +482,7 @@ void Agent::OnEnter(int slot, uint64_t incarnation) {
 }
 
 void Agent::OnCommit(const CommitGeneration& commit) {
+  generation_ = commit.generation;
   commit_ = commit.job;
   for (auto& [slot, worker] : workers_) {
     if (const int rank = commit.RankOf(slot); rank >= 0) worker.rank = rank;
