@@ -17,6 +17,9 @@ class KeeperThread {
   // loop's thread.
   static absl::StatusOr<std::unique_ptr<KeeperThread>> Make(WorkerHost& host,
                                                             KeeperOptions options);
+  // The job is `machine`'s.
+  static absl::StatusOr<std::unique_ptr<KeeperThread>> Make(WorkerHost& host, KeeperOptions options,
+                                                            std::unique_ptr<JobMachine> machine);
   // Starts the job: returns when the first workers were spawned.
   absl::Status Start();
   ~KeeperThread() { Stop(); }

@@ -61,14 +61,24 @@ void PeerKeys::Leave() {
 void PeerKeys::Put(int slot, uint64_t request, std::string_view key, std::string_view value) {
   if (!is_open_) return;
   if (is_lead()) return Store({"", slot, request}, key, value);
-  Ask({slot, request, std::string(key), true, std::string(value)});
+  Ask({.slot = slot,
+       .request = request,
+       .key = std::string(key),
+       .is_put = true,
+       .value = std::string(value)});
 }
 
 void PeerKeys::Get(int slot, uint64_t request, std::string_view key, absl::Duration timeout) {
   if (!is_open_) return;
   timeout = std::clamp(timeout, absl::ZeroDuration(), kLongestGet);
   if (is_lead()) return Find({"", slot, request}, key, timeout);
-  Ask({slot, request, std::string(key), false, "", timeout, Clock::Real().Uptime() + timeout});
+  Ask({.slot = slot,
+       .request = request,
+       .key = std::string(key),
+       .is_put = false,
+       .value = {},
+       .timeout = timeout,
+       .deadline = Clock::Real().Uptime() + timeout});
 }
 
 void PeerKeys::Forget(int slot) {

@@ -78,8 +78,8 @@ class PeerKeys {
     uint64_t request;
     std::string key;
     bool is_put;
-    std::string value;                 // of a Put
-    absl::Duration timeout, deadline;  // of a Get
+    std::string value;                                                 // of a Put
+    absl::Duration timeout = {}, deadline = absl::InfiniteDuration();  // of a Get
     EventLoop::TimerId timer = 0;
   };
 

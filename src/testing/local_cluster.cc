@@ -272,7 +272,8 @@ void LocalCluster::RestartCoordinator() {
   impl_->Post([impl = impl_.get()] { impl->coordinator().Start(); });
 }
 void LocalCluster::AskStop(int node, int signal) {
-  OnKeeper(node, [signal](Keeper* keeper) {
+  impl_->Post([impl = impl_.get(), node, signal] {
+    Keeper* const keeper = impl->node(node).keeper();
     if (keeper != nullptr) keeper->Dispatch(StopAsked{signal});
   });
 }

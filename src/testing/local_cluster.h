@@ -42,7 +42,7 @@ struct LocalNodeResult {
   std::vector<FaultRecord> faults;  // that this node has recorded
   uint64_t generation = 0;          // the last that it was committed to
   int spawns = 0;
-  uint64_t refused = 0;            // Keeper::refused(), and lines that were said
+  uint64_t refused = 0;            // Keeper::refused()
   std::vector<std::string> lines;  // for people
 };
 

@@ -306,5 +306,99 @@ TEST(RunJoin, FailsOnAnAgentThatIsGone) {
   EXPECT_EQ(run.status().code(), absl::StatusCode::kUnavailable);
 }
 
+// --- Of several nodes ---
+
+// Says what a test has it say. Ranks change when the test says so.
+class HandMachine final : public JobMachine {
+ public:
+  void Listen(Tell tell) override { tell_ = std::move(tell); }
+  std::vector<JobAction> Step(const JobEvent& event, const JobView&) override {
+    if (std::holds_alternative<StartEvent>(event)) return {SpawnWorker{1, 1, 1, 0}};
+    return {};
+  }
+  int slots() const override { return 2; }
+  int rank(int slot) const override { return ranks[static_cast<size_t>(slot)]; }
+  int world() const override { return world_now; }
+  Id128 run_id() const override { return Id128::FromName("a run"); }
+  std::string node() const override { return "b"; }
+
+  // Slots 0 and 1 of this node hold `ranks`.
+  void Commit(uint64_t generation, std::vector<int> members, RankMap map) {
+    tell_([=, this](const JobView&) -> std::vector<JobAction> {
+      auto job = std::make_shared<control::Commit>();
+      job->generation = generation;
+      job->map = map;
+      return {CommitGeneration{generation, members, ranks, std::move(job)}};
+    });
+  }
+
+  std::vector<int> ranks = {-1, 3};
+  int world_now = 4;
+
+ private:
+  Tell tell_;
+};
+
+class NodeKeeperTest : public KeeperTest {
+ protected:
+  NodeKeeperTest() {
+    auto machine = std::make_unique<HandMachine>();
+    machine_ = machine.get();
+    thread_ = std::move(KeeperThread::Make(host_, {}, std::move(machine))).value();
+    EXPECT_TRUE(thread_->Start().ok());
+  }
+  HandMachine* machine_;
+};
+
+TEST_F(NodeKeeperTest, AWorkerWhoseRankChangedJoinsAsItWasBornAndEntersAsTheMapSays) {
+  const Channel worker = host_.Take(1);
+  // Another round, before it has joined: the world shrinks.
+  thread_->RunOnLoop([&] {
+    machine_->ranks = {-1, 1};
+    machine_->world_now = 3;
+  });
+
+  const Message joined = Ask(worker, JoinMessage(1));
+  Send(worker, Staged(0));
+  thread_->RunOnLoop([&] {
+    machine_->Commit(2, {1},
+                     {.runs = {{.node = "c", .first_rank = 0, .count = 1},
+                               {.node = "b", .first_rank = 1, .count = 1, .first_slot = 1},
+                               {.node = "c", .first_rank = 2, .count = 1, .first_slot = 1}},
+                      .world = 3});
+  });
+
+  PayloadReader answer(joined.payload);
+  answer.Int<decltype(Id128::bytes)>();
+  answer.Text();
+  EXPECT_EQ(answer.Int<uint32_t>(), 4u);  // as its environment says
+  EXPECT_EQ(answer.Int<uint32_t>(), 3u);
+  const Message enters = Next(worker);
+  ASSERT_EQ(enters.kind, MessageKind::kGeneration);
+  PayloadReader told(enters.payload);
+  EXPECT_EQ(told.Int<uint64_t>(), 2u);
+  EXPECT_EQ(told.Int<uint32_t>(), 1u);
+  EXPECT_EQ(told.Int<uint32_t>(), 3u);
+  EXPECT_EQ(told.Int<uint32_t>(), 3u);
+  std::vector<uint32_t> runs;
+  for (int i = 0; i < 9; ++i) runs.push_back(told.Int<uint32_t>());
+  EXPECT_TRUE(told.ok());
+  EXPECT_EQ(runs, (std::vector<uint32_t>{0, 0, 1, 1, 1, 1, 0, 2, 1}));  // node, first rank, ranks
+}
+
+TEST_F(NodeKeeperTest, ASlotWithoutARankEntersNothing) {
+  const Channel worker = host_.Take(1);
+  EXPECT_EQ(Ask(worker, JoinMessage(1)).status, absl::StatusCode::kOk);
+  Send(worker, Staged(0));
+  thread_->RunOnLoop([&] {
+    machine_->ranks = {0, -1};
+    machine_->Commit(1, {0, 1}, {.runs = {{.node = "b", .count = 1}}, .world = 1});
+    machine_->ranks = {-1, 0};
+    machine_->Commit(2, {1}, {.runs = {{.node = "b", .count = 1, .first_slot = 1}}, .world = 1});
+  });
+  const Message enters = Next(worker);
+  EXPECT_EQ(PayloadReader(enters.payload).Int<uint64_t>(), 2u);
+}
+
 }  // namespace
 }  // namespace outlast
