@@ -13,10 +13,7 @@ namespace outlast {
 namespace {
 
 constexpr size_t kTablesPartBytes = 1 << 20;
-constexpr size_t kMostSaid = 64;
 constexpr absl::Duration kRetry = absl::Milliseconds(100);
-constexpr size_t kMostVoid = 256;
-constexpr int64_t kFirstNotice = 2, kLongestNotice = 64;  // steps
 
 std::string DigestOf(std::string_view bytes) {
   std::string hex;
@@ -24,25 +21,22 @@ std::string DigestOf(std::string_view bytes) {
   return hex;
 }
 
-// Manifests of a root, by folder.
+// What this run has committed in a root, by folder.
 using Heads = std::vector<std::pair<std::string, Manifest>>;
 Heads HeadsOf(const Root& root) {
   Heads heads;
   const auto listing = root.List(Root::Look::kManifests);
   if (!listing.ok()) return heads;
+  std::set<uint64_t> own;
+  for (const ClaimFile& claim : listing->claims) {
+    if (claim.claim && claim.claim->run == root.run()) own.insert(claim.number);
+  }
   for (const CheckpointInfo& info : listing->checkpoints) {
-    if (info.state == CheckpointState::kCommitted && info.manifest)
+    if (info.state == CheckpointState::kCommitted && info.manifest &&
+        own.contains(info.manifest->claim))
       heads.emplace_back(info.name, *info.manifest);
   }
   return heads;
-}
-
-// The newest claim is another run's: then the root is lost, and not to this run's next lead.
-bool IsLostToStranger(const Root& root) {
-  const auto listing = root.List(Root::Look::kManifests);
-  if (!listing.ok() || listing->claims.empty()) return false;
-  const ClaimFile& newest = listing->claims.back();
-  return newest.number > root.claim() && !(newest.claim && newest.claim->run == root.run());
 }
 
 }  // namespace
@@ -75,6 +69,7 @@ SaveService::Nodes::Nodes(SaveService& service) : of_(service) {
 
 SaveService::Nodes::~Nodes() {
   *alive_ = false;
+  if (memory_timer_) of_.keeper_.loop().Cancel(*memory_timer_);
   council_->Leave();
   lead_.reset();
   member_.reset();
@@ -124,6 +119,8 @@ void SaveService::Nodes::OnCommit(const CommitGeneration& commit) {
   judged_.reset();
   wants_choice_ = false;
   wanted_step_ = kNoStep;
+  wants_save_ = false;
+  memory_steps_.clear();
   notice_ = kFirstNotice;
 
   LeaveOldBuffers();
@@ -222,6 +219,7 @@ void SaveService::Nodes::OnLeadOpened(absl::StatusOr<std::shared_ptr<Opened>> op
   }
   has_claim_ = true;
   of_.opened_ = *std::move(opened);
+  of_.committed_here_ = of_.committed_here_ || !heads.empty();
   // What a former lead of this run committed last, and could not tell any more.
   bool is_newer = true;
   while (is_newer && of_.parent_) {
@@ -230,7 +228,7 @@ void SaveService::Nodes::OnLeadOpened(absl::StatusOr<std::shared_ptr<Opened>> op
       if (manifest.parent != of_.parent_) continue;
       of_.parent_ = name;
       of_.durable_step_ = manifest.step;
-      of_.committed_here_ = is_newer = true;
+      is_newer = true;
       break;
     }
   }
@@ -242,6 +240,7 @@ void SaveService::Nodes::OnLeadOpened(absl::StatusOr<std::shared_ptr<Opened>> op
                                  });
   of_.BeginWriting();
   of_.ArmAutoSave();
+  WantMemoryLater(of_.options_.memory_every);
   if (!is_lead()) return GiveUpLead();
   if (std::exchange(wants_choice_, false)) ChooseIfAllAsked();
 }
@@ -413,566 +412,6 @@ void SaveService::Nodes::RefuseTables(const absl::Status& why) {
     of_.tables_[static_cast<size_t>(waiter.slot)].clear();
     of_.keeper_.Answer(waiter.slot, waiter.request, Annotate(why, "snapshot buffers"));
   }
-}
-
-// --- Saves, on every node
-
-namespace {
-std::string TopicOf(int64_t step) { return fmt::format("step {}", step); }
-}  // namespace
-
-void SaveService::Nodes::OnSealedHere(int64_t step, Save sealed) {
-  const SealedTold told{{sealed.generation, step}, sealed.last};
-  awaiting_[step] = std::move(sealed);
-  council_->TellLead(TopicOf(step), told);
-}
-
-void SaveService::Nodes::OnSkippedHere(int64_t step) {
-  council_->TellLead(TopicOf(step), SkippedTold{step, "a rank had no free buffer"});
-}
-
-void SaveService::Nodes::Unpin(const Save& save) {
-  for (size_t slot = 0; slot < save.held.size() && slot < of_.buffers_.size(); ++slot) {
-    if (!save.held[slot] || of_.buffers_[slot].empty()) continue;
-    of_.buffers_[slot][static_cast<size_t>(save.held[slot]->buffer)].control().Unpin(
-        BufferPin::kPersist, save.held[slot]->turn);
-  }
-}
-
-void SaveService::Nodes::Take(const std::string&, const StepDecided& decided) {
-  if (decided.common) common_ = std::max(common_, decided.step);
-  if (!decided.common) passed_ = std::max(passed_, decided.step + 1);
-  WriteOtherRows();
-  if (of_.table_ && of_.table_->wanted_step() != kNoStep &&
-      of_.table_->wanted_step() <= decided.step)
-    of_.table_->SetWantedStep(kNoStep);
-  of_.skipped_.erase(decided.step);
-  if (decided.saved) return;
-  council_->Answered(TopicOf(decided.step));
-  void_.insert(decided.step);
-  if (void_.size() > kMostVoid) void_.erase(void_.begin());
-  for (std::map<int64_t, Save>* saves : {&of_.collecting_, &awaiting_}) {
-    const auto found = saves->find(decided.step);
-    if (found == saves->end()) continue;
-    Unpin(found->second);
-    saves->erase(found);
-    if (!decided.common && !is_lead()) {
-      of_.options_.observer.on_note(
-          fmt::format("save of step {} dropped: {}", decided.step, decided.why));
-    }
-  }
-}
-
-// What other nodes' ranks hold, as far as it matters here: the newest step that all hold is not
-// overwritten, and one that some rank will never have is.
-void SaveService::Nodes::WriteOtherRows() {
-  if (!of_.table_ || made_world_ != world_) return;
-  for (int rank = 0; rank < world_; ++rank) {
-    if (std::ranges::find(ranks_, rank) != ranks_.end()) continue;
-    HeldSteps held;
-    held.step[0] = common_;
-    held.passed = passed_;
-    of_.table_->Write(rank, held);
-  }
-}
-
-// The snapshots that all ranks here hold, by slot.
-std::optional<SaveService::Save> SaveService::Nodes::Find(const SnapshotKey& key) const {
-  Save save{key.step, key.generation, false, {}};
-  save.held.resize(ranks_.size());
-  for (size_t slot = 0; slot < ranks_.size(); ++slot) {
-    if (ranks_[slot] < 0) continue;
-    if (!has_buffers(slot)) return std::nullopt;
-    for (size_t i = 0; i < of_.buffers_[slot].size(); ++i) {
-      const auto sealed = of_.buffers_[slot][i].ReadSealed(of_.keeper_.run_id(), BootId(),
-                                                           of_.assignments_[slot].layout_hash);
-      if (sealed.ok() && sealed->header.generation == key.generation &&
-          sealed->header.step == key.step)
-        save.held[slot] = Held{static_cast<int>(i), sealed->turn};
-    }
-    if (!save.held[slot]) return std::nullopt;
-  }
-  return save;
-}
-
-std::vector<SnapshotKey> SaveService::Nodes::HeldHere() const {
-  std::set<SnapshotKey> keys;
-  for (size_t slot = 0; slot < ranks_.size(); ++slot) {
-    if (ranks_[slot] < 0) continue;
-    if (!has_buffers(slot)) return {};
-    for (const Buffer& buffer : of_.buffers_[slot]) {
-      const auto sealed =
-          buffer.ReadSealed(of_.keeper_.run_id(), BootId(), of_.assignments_[slot].layout_hash);
-      if (sealed.ok()) keys.insert({sealed->header.generation, sealed->header.step});
-    }
-  }
-  std::vector<SnapshotKey> held;
-  for (const SnapshotKey& key : keys) {
-    if (Find(key)) held.push_back(key);
-  }
-  return held;
-}
-
-// An announced save is of a step that was sealed and pinned for it, or of one that lies in the
-// buffers still (a stop without the trainers, a final save that is tried again).
-absl::StatusOr<std::vector<LocalRank>> SaveService::Nodes::Pin(const SaveOrder& order) {
-  const SnapshotKey key{order.snapshot_generation, order.step};
-  std::optional<Save> save;
-  if (const auto found = awaiting_.find(order.step);
-      found != awaiting_.end() && found->second.generation == key.generation) {
-    save = std::move(found->second);
-    awaiting_.erase(found);
-  } else if ((save = Find(key))) {
-    for (size_t slot = 0; slot < save->held.size(); ++slot) {
-      std::optional<Held>& held = save->held[slot];
-      if (!held) continue;
-      if (of_.buffers_[slot][static_cast<size_t>(held->buffer)].control().TryPin(
-              BufferPin::kPersist, held->turn))
-        continue;
-      for (size_t later = slot; later < save->held.size(); ++later) save->held[later].reset();
-      Unpin(*save);
-      return Error(absl::StatusCode::kUnavailable, "rank {}: its snapshot of step {} is in use",
-                   ranks_[slot], order.step);
-    }
-  } else {
-    return Error(absl::StatusCode::kUnavailable, "its ranks hold no snapshot of step {}",
-                 order.step);
-  }
-  WrittenHere& written = written_[order.key.checkpoint];
-  for (size_t slot = 0; slot < save->held.size(); ++slot) {
-    if (!save->held[slot]) continue;
-    const Held& held = *save->held[slot];
-    written.pinned.push_back({static_cast<uint32_t>(ranks_[slot]),
-                              {&of_.buffers_[slot][static_cast<size_t>(held.buffer)], held.turn,
-                               &of_.assignments_[slot], of_.rank_tables_[slot].aliases}});
-  }
-  return written.pinned;
-}
-
-void SaveService::Nodes::Take(const std::string&, const SaveOver& over) {
-  council_->Answered(TopicOf(over.step));
-  council_->Answered("persist");
-  if (over.final) council_->Answered("finish");
-  if (is_lead()) return;  // it has told its own already
-  const std::string error(MessageOf(over.outcome));
-  if (over.outcome.ok() && over.step > 0 && !over.checkpoint.empty()) {
-    of_.durable_step_ = over.step;
-    of_.parent_ = over.checkpoint;
-    of_.committed_here_ = true;
-    of_.options_.observer.on_durable(over.step, {over.checkpoint, over.bytes, over.write_time});
-  } else if (!over.outcome.ok()) {
-    of_.options_.observer.on_failed(over.step, over.outcome);
-  }
-  of_.Tell(over.step, over.outcome.ok() ? SaveOutcome::kDurable : SaveOutcome::kFailed, error);
-  if (over.last) {
-    of_.is_stopped_ = true;
-    of_.keeper_.Dispatch(StopPersisted{over.step, over.outcome.ok()});
-  }
-  if (over.final) of_.AnswerFinishers(over.step, over.outcome);
-}
-
-void SaveService::Nodes::OnAllFinish(int64_t step) {
-  council_->TellLead("finish", FinishAsked{{of_.generation_, step}});
-}
-
-// The agents agree only while a generation stands.
-void SaveService::Nodes::OnPersistCommon(const std::string& reason) {
-  if (!council_->is_open()) return of_.keeper_.Dispatch(StopPersisted{of_.durable_step_, false});
-  council_->TellLead("persist", PersistAsked{HeldHere(), reason});
-}
-
-// The other agents may be gone, so nothing can be saved any more.
-absl::Status SaveService::Nodes::PersistLast() const {
-  const std::vector<SnapshotKey> held = HeldHere();
-  if (held.empty() || held.back().step <= of_.durable_step_) return absl::OkStatus();
-  return Error(absl::StatusCode::kUnavailable,
-               "step {} is in memory, step {} in the root: after the trainers' end the agents of "
-               "several nodes save nothing more",
-               held.back().step, of_.durable_step_);
-}
-
-// --- Saves, at the lead
-
-void SaveService::Nodes::Take(const std::string& node, const SealedTold& told) {
-  if (!is_lead()) return;
-  const auto said = said_.find(told.snapshot.step);
-  if (said != said_.end()) return council_->Tell(node, said->second);  // it had not heard
-  Decide(tally_.Sealed(node, told));
-}
-
-void SaveService::Nodes::Take(const std::string& node, const SkippedTold& told) {
-  if (!is_lead()) return;
-  const auto said = said_.find(told.step);
-  if (said != said_.end()) return council_->Tell(node, said->second);
-  Decide(tally_.Skipped(told.step, told.why));
-}
-
-void SaveService::Nodes::Decide(const std::vector<SealTally::Verdict>& verdicts) {
-  for (const SealTally::Verdict& verdict : verdicts) {
-    if (wanted_step_ != kNoStep && verdict.step >= wanted_step_) wanted_step_ = kNoStep;
-    if (!verdict.complete) {
-      ++of_.dropped_;
-      of_.options_.observer.on_note(
-          fmt::format("save of step {} dropped: {}", verdict.step, verdict.why));
-      Say({verdict.step, false, false, verdict.why});
-      continue;
-    }
-    Say({verdict.step, true, true, ""});
-    of_.QueueSave({verdict.step, verdict.sealed.snapshot.generation, verdict.sealed.last, {}});
-  }
-}
-
-void SaveService::Nodes::Say(const StepDecided& decided) {
-  said_[decided.step] = decided;
-  if (said_.size() > kMostSaid) said_.erase(said_.begin());
-  council_->TellAll(decided);
-}
-
-// All hold the step, but it is not written.
-void SaveService::Nodes::Drop(int64_t step, const std::string& why) {
-  Say({step, true, false, why});
-}
-
-CommitLimits SaveService::Nodes::Limits() const {
-  uint64_t bytes = 0;
-  for (const Assignment& assignment : of_.assignments_) bytes += assignment.image_bytes();
-  const double all = static_cast<double>(bytes) * static_cast<double>(ranks_of_.size());
-  CommitLimits limits =
-      CommitLimits::WithBytes(bytes * ranks_of_.size(), TimeOfHooks(of_.checkpointer_.hooks));
-  if (const uint64_t rate = of_.limiter_->bytes_per_second(); rate != 0)
-    limits.write += absl::Seconds(all / static_cast<double>(rate));
-  return limits;
-}
-
-void SaveService::Nodes::StartSave(const Save& save) {
-  const PersistRequest persist = of_.RequestOf(save);
-  TeamSaveRequest request;
-  request.generation = of_.generation_;
-  for (const auto& [node, ranks] : ranks_of_) request.parts.push_back({node, ranks});
-  request.run_id = persist.run_id;
-  request.step = save.step;
-  request.snapshot_generation = save.generation;
-  request.world = static_cast<uint32_t>(world_);
-  request.plan = of_.plan_;
-  request.parent = persist.parent;
-  request.committer = persist.committer;
-  request.elsewhere = persist.elsewhere;
-  request.hooks = of_.hooks_;
-  request.limits = Limits();
-  absl::Status started =
-      Error(absl::StatusCode::kUnavailable, "save of step {}: the root is not open yet", save.step);
-  if (lead_) {
-    started = lead_->Start(std::move(request),
-                           [this, save, generation = of_.generation_](const auto& result) {
-                             OnSaveDone(save, generation, result);
-                           });
-  }
-  if (started.ok()) return;
-  of_.keeper_.loop().Post([this, alive = alive_, save, started] {
-    if (*alive) OnSaveDone(save, of_.generation_, started);
-  });
-}
-
-void SaveService::Nodes::OnSaveDone(const Save& save, uint64_t generation,
-                                    absl::StatusOr<PersistResult> result) {
-  if (result.ok()) {
-    disk_->Post([opened = of_.opened_, request = of_.RequestOf(save), committed = *result,
-                 in_use = of_.tier_ ? of_.tier_->InUse() : std::vector<std::string>{}] {
-      Retire(*opened->root, request, committed, in_use);
-    });
-  } else if (absl::IsAborted(result.status())) {
-    // Neither a generation's end nor this run's next lead is a loss of the root.
-    const absl::Status ended =
-        MakeStatus(absl::StatusCode::kUnavailable, MessageOf(result.status()));
-    if (generation <= aborted_) return End(save, ended);
-    disk_->Post([this, alive = alive_, &loop = of_.keeper_.loop(), opened = of_.opened_, save,
-                 ended, lost = result.status()] {
-      loop.Post([this, alive, save, why = IsLostToStranger(*opened->root) ? lost : ended] {
-        if (*alive) End(save, why);
-      });
-    });
-    return;
-  }
-  End(save, result);
-}
-
-void SaveService::Nodes::End(const Save& save, const absl::StatusOr<PersistResult>& result) {
-  if (of_.writing_ && of_.writing_->step == save.step) return of_.OnSaveEnded(save, result);
-  if (!result.ok()) return;
-  // Linked after it was given up: it counts all the same.
-  of_.durable_step_ = save.step;
-  of_.parent_ = result->checkpoint;
-  of_.committed_here_ = true;
-  of_.options_.observer.on_durable(save.step, *result);
-  TellOver(save, result, true);
-}
-
-void SaveService::Nodes::TellOver(const Save& save, const absl::StatusOr<PersistResult>& result,
-                                  bool is_final) {
-  SaveOver over;
-  over.step = save.step;
-  over.last = save.last;
-  over.final = is_final;
-  over.outcome = result.status();
-  if (result.ok()) {
-    over.checkpoint = result->checkpoint;
-    over.bytes = result->bytes;
-    over.write_time = result->write_time;
-  }
-  last_over_ = over;
-  if (council_->is_open()) council_->TellAll(over);
-}
-
-void SaveService::Nodes::Take(const std::string& node, const FinishAsked& asked) {
-  if (!is_lead()) return;
-  const int64_t step = asked.snapshot.step;
-  if (of_.durable_step_ == step && !of_.is_being_saved(step)) {
-    return council_->Tell(node, SaveOver{step, of_.parent_.value_or(""), 0, {}, absl::OkStatus()});
-  }
-  of_.Hurry();
-  of_.final_step_ = step;
-  of_.finishers_.try_emplace(step);
-  finish_asked_[step].insert(node);
-  if (!of_.is_being_saved(step)) RetryFinish(step);
-}
-
-// Once all ranks wait for the step, all buffers hold it.
-void SaveService::Nodes::RetryFinish(int64_t step) {
-  if (finish_asked_[step].size() < active_.size()) return;
-  of_.QueueSave({step, of_.generation_, false, {}});
-}
-
-void SaveService::Nodes::Take(const std::string& node, const PersistAsked& asked) {
-  if (!is_lead()) return;
-  persist_asked_[node] = asked.held;
-  if (persist_asked_.size() < ranks_of_.size()) return;
-  const std::optional<SnapshotKey> common = NewestCommon(std::exchange(persist_asked_, {}));
-  const auto tell = [&](const absl::Status& outcome) {
-    SaveOver over{of_.durable_step_, of_.parent_.value_or(""), 0, {}, outcome, true};
-    if (!outcome.ok()) over.checkpoint.clear();
-    council_->TellAll(over);
-    of_.keeper_.Dispatch(StopPersisted{of_.durable_step_, outcome.ok()});
-  };
-  if (!common)
-    return tell(Error(absl::StatusCode::kUnavailable, "no snapshot that all ranks have"));
-  if (common->step <= of_.durable_step_) return tell(absl::OkStatus());
-  for (std::optional<Save>* save : {&of_.writing_, &of_.queued_}) {
-    if (!*save || (*save)->step != common->step || (*save)->generation != common->generation)
-      continue;
-    (*save)->last = true;
-    return of_.Hurry();
-  }
-  of_.options_.observer.on_note(
-      fmt::format("saving step {} without the trainers: {}", common->step, asked.reason));
-  of_.QueueSave({common->step, common->generation, true, {}});
-}
-
-// A step that no rank has reached when word of it comes. Who missed it says nothing: so when this
-// node's ranks are well past it, a later one is wanted, with more notice.
-void SaveService::Nodes::WantSave() {
-  if (!council_->is_open() || !has_restored_) return;
-  const int64_t newest = of_.NewestStep();
-  if (wanted_step_ != kNoStep && newest <= wanted_step_ + notice_) return;
-  if (wanted_step_ != kNoStep) {
-    notice_ = std::min(2 * notice_, kLongestNotice);
-    Decide(tally_.Skipped(wanted_step_, "a rank was past it when it was asked for"));
-  }
-  wanted_step_ = newest + notice_;
-  council_->TellAll(StepWanted{wanted_step_});
-}
-
-void SaveService::Nodes::Take(const std::string&, const StepWanted& wanted) {
-  if (of_.table_) of_.table_->SetWantedStep(wanted.step);
-}
-
-// --- Restore, on every node
-
-void SaveService::Nodes::NextRound() {
-  ++round_;
-  has_restored_ = false;
-}
-
-void SaveService::Nodes::OnAllChoose() {
-  council_->TellLead("restore", RestoreAsked{{round_, of_.restoring_.attempt}, HeldHere()});
-}
-
-void SaveService::Nodes::Take(const std::string&, const RestoreChosen& chosen) {
-  if (chosen.at != RestoreTry{round_, of_.restoring_.attempt} || of_.restoring_.choice) return;
-  if (static_cast<int>(of_.restoring_.choosers.size()) < of_.members()) return;
-  council_->Answered("restore");
-  std::optional<SnapshotKey> kept;
-  absl::Status refused = chosen.refused;
-  if (refused.ok() && chosen.source == RestoreSource::kMemory) {
-    kept = chosen.snapshot;
-    if (!Find(*kept)) {
-      refused = Error(absl::StatusCode::kInternal, "snapshot of step {}: gone from node '{}'",
-                      kept->step, council_->self());
-    }
-  }
-  if (!refused.ok()) {
-    for (const Waiter& waiter : std::exchange(of_.restoring_.choosers, {}))
-      of_.keeper_.Answer(waiter.slot, waiter.request, refused);
-    return;
-  }
-  RestoreChoice choice{.source = chosen.source, .step = chosen.snapshot.step};
-  if (kept) choice.generation = kept->generation;
-  if (!chosen.checkpoint.empty()) choice.folder = of_.opened_->root->PathOf(chosen.checkpoint);
-  KeepOnly(kept);
-  of_.restoring_.choice = std::move(choice);
-  of_.AnswerChoosers();
-}
-
-// All ranks wait for the choice: memory is put in order, so that a later snapshot of the same step
-// is not taken for this one.
-void SaveService::Nodes::KeepOnly(const std::optional<SnapshotKey>& key) {
-  std::optional<Save> kept;
-  if (key) kept = Find(*key);
-  of_.base_.reset();
-  if (kept) {
-    of_.base_ = Common{key->generation, key->step, {}};
-    for (const auto& held : kept->held) of_.base_->held.push_back(held.value_or(Held{}));
-  }
-  common_ = kept ? key->step : kNoStep;
-  passed_ = kNoStep;
-  WriteOtherRows();
-  for (size_t slot = 0; slot < ranks_.size(); ++slot) {
-    if (!has_buffers(slot)) continue;
-    HeldSteps held;
-    held.buffers = static_cast<int>(of_.buffers_[slot].size());
-    for (size_t i = 0; i < of_.buffers_[slot].size(); ++i) {
-      if (kept && kept->held[slot]->buffer == static_cast<int>(i)) {
-        held.step[i] = key->step;
-      } else {
-        BufferControl control = of_.buffers_[slot][i].control();
-        const ControlWord word = control.Read();
-        if (word.state == BufferState::kSealed) control.Discard(word.turn);
-      }
-    }
-    of_.table_->Write(ranks_[slot], held);
-  }
-}
-
-void SaveService::Nodes::OnAllVoted() {
-  RestoreVoted voted{{round_, of_.restoring_.attempt},
-                     !of_.restoring_.failed,
-                     of_.restoring_.mismatch,
-                     of_.restoring_.passed_over};
-  council_->TellLead("vote", voted);
-}
-
-void SaveService::Nodes::Take(const std::string&, const RestoreJudged& judged) {
-  if (judged.at != RestoreTry{round_, of_.restoring_.attempt} || !of_.restoring_.choice) return;
-  council_->Answered("vote");
-  const auto voters = std::exchange(of_.restoring_.voters, {});
-  if (!judged.mismatch.empty()) {
-    of_.restoring_.done = true;
-    const absl::Status status = Error(absl::StatusCode::kInvalidArgument, "{}", judged.mismatch);
-    for (const auto& [slot, waiter] : voters) of_.keeper_.Answer(slot, waiter.request, status);
-    return;
-  }
-  if (judged.restored) {
-    has_restored_ = true;
-    of_.OnRestored(*of_.restoring_.choice);
-  } else {
-    ++of_.restoring_.attempt;
-    of_.restoring_.choice.reset();
-    if (!is_lead()) of_.restoring_.passed_over.clear();
-  }
-  of_.restoring_.failed = false;
-  for (const auto& [slot, waiter] : voters) {
-    of_.keeper_.Answer(slot, waiter.request, absl::OkStatus(),
-                       PayloadWriter().Int(static_cast<uint8_t>(judged.restored)).bytes());
-  }
-}
-
-// --- Restore, at the lead
-
-void SaveService::Nodes::Take(const std::string& node, const RestoreAsked& asked) {
-  if (!is_lead()) return;
-  if (asked.at.round > at_.round) {
-    at_ = {asked.at.round, 0};
-    asked_.clear();
-    votes_.clear();
-    chosen_.reset();
-    judged_.reset();
-  }
-  if (chosen_ && chosen_->at == asked.at) return council_->Tell(node, *chosen_);
-  if (asked.at != at_) return;
-  asked_[node] = asked.held;
-  ChooseIfAllAsked();
-}
-
-void SaveService::Nodes::ChooseIfAllAsked() {
-  if (asked_.size() < active_.size() || of_.restoring_.choosing) return;
-  if (!has_claim_) {
-    wants_choice_ = true;
-    return;
-  }
-  const std::optional<SnapshotKey> common = NewestCommon(std::exchange(asked_, {}));
-  if (common && !of_.restoring_.memory_is_bad) {
-    return TellChoice(
-        {.source = RestoreSource::kMemory, .step = common->step, .generation = common->generation});
-  }
-  of_.restoring_.choosing = true;
-  of_.ChooseFromDisk();
-}
-
-void SaveService::Nodes::TellChoice(const RestoreChoice& choice) {
-  RestoreChosen chosen{.at = at_, .refused = {}, .source = choice.source, .snapshot = {}};
-  chosen.snapshot = {choice.generation, choice.step};
-  if (choice.is_of_files()) chosen.checkpoint = choice.folder.substr(choice.folder.rfind('/') + 1);
-  chosen_ = chosen;
-  council_->TellAll(chosen);
-}
-
-void SaveService::Nodes::TellNoChoice(const absl::Status& status) {
-  chosen_ = RestoreChosen{.at = at_, .refused = status, .source = {}, .snapshot = {}};
-  council_->TellAll(*chosen_);
-}
-
-void SaveService::Nodes::Take(const std::string& node, const RestoreVoted& voted) {
-  if (!is_lead()) return;
-  if (judged_ && judged_->at == voted.at) return council_->Tell(node, *judged_);
-  if (voted.at != at_ || !chosen_ || chosen_->at != at_) return;
-  votes_[node] = voted;
-  JudgeIfAllVoted();
-}
-
-// The same as one node does with its ranks' votes; of memory's copies in other nodes nothing is
-// known yet.
-void SaveService::Nodes::JudgeIfAllVoted() {
-  if (votes_.size() < active_.size()) return;
-  bool ok = true, mismatch = false;
-  std::vector<std::string>& reasons = of_.restoring_.passed_over;
-  for (const auto& [node, vote] : votes_) {
-    ok = ok && vote.ok;
-    mismatch = mismatch || vote.mismatch;
-    if (node == council_->self()) continue;  // those are there already
-    for (const std::string& reason : vote.reasons) reasons.push_back(reason);
-  }
-  votes_.clear();
-  RestoreJudged judged{at_, ok, ""};
-  const std::string reason = reasons.empty() ? "no reason given" : reasons.back();
-  if (mismatch) {
-    judged.restored = false;
-    judged.mismatch = reason;
-  } else if (!ok) {
-    const bool is_memory = chosen_->source == RestoreSource::kMemory;
-    of_.options_.observer.on_note(fmt::format("restore of step {} from {} failed: {}",
-                                              chosen_->snapshot.step,
-                                              is_memory ? "memory" : chosen_->checkpoint, reason));
-    if (is_memory) {
-      of_.restoring_.memory_is_bad = true;
-    } else {
-      of_.restoring_.bad_folders.insert(chosen_->checkpoint);
-      of_.readers().Post([opened = of_.opened_, name = chosen_->checkpoint, reason] {
-        opened->root->Quarantine(name, reason).IgnoreError();
-      });
-    }
-    ++at_.attempt;
-  }
-  judged_ = judged;
-  council_->TellAll(judged);
 }
 
 }  // namespace outlast

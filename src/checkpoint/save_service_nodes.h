@@ -94,6 +94,10 @@ class SaveService::Nodes {
   void MakeBuffers(const std::string& tables);
   void AssembleTables();
   void RefuseTables(const absl::Status& why);
+  void WantMemoryLater(absl::Duration delay);
+  void WantMemory();
+  void Want();
+  bool IsForDisk(const SealTally::Verdict& verdict) const;
   void Decide(const std::vector<SealTally::Verdict>& verdicts);
   void Say(const StepDecided& decided);
   void ChooseIfAllAsked();
@@ -157,8 +161,12 @@ class SaveService::Nodes {
   std::map<std::string, RestoreVoted> votes_;
   std::optional<RestoreChosen> chosen_;
   std::optional<RestoreJudged> judged_;
-  bool wants_choice_ = false;  // all have asked, but the claim is not here yet
-  int64_t wanted_step_ = kNoStep, notice_ = 2;
+  bool wants_choice_ = false;                 // all have asked, but the claim is not here yet
+  static constexpr int64_t kFirstNotice = 2;  // steps
+  int64_t wanted_step_ = kNoStep, notice_ = kFirstNotice;
+  bool wants_save_ = false;         // by time: the next wanted step is for the disk too
+  std::set<int64_t> memory_steps_;  // wanted, and not for the disk
+  std::optional<EventLoop::TimerId> memory_timer_;
 };
 
 }  // namespace outlast

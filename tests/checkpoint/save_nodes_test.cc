@@ -30,10 +30,10 @@ using ::testing::ElementsAre;
 using ::testing::Field;
 using ::testing::HasSubstr;
 using ::testing::IsEmpty;
-using ::testing::Not;
 using testing::LocalCluster;
 using testing::LocalClusterOptions;
 using testing::LocalNodeResult;
+using ::testing::Not;
 using testing::TimeFactor;
 
 const auto kEndsWithZero = Each(Field(&LocalNodeResult::exit_code, 0));
@@ -47,22 +47,24 @@ struct ClusterSpec {
   // fast as it can.
   int64_t waits_at = 0;
   CheckpointerOptions checkpoints;
-  absl::Duration auto_interval = absl::Seconds(5);
+  absl::Duration auto_interval = absl::Seconds(5), memory_every = absl::Hours(1);
   // Of every agent; asked by the lead.
   std::function<void(LocalCluster&, int64_t step)> at_hook;
   // Called by each rank before the update of each step.
   std::function<void(LocalCluster&, Generation&, int node, int64_t step)> at_step =
       [](LocalCluster&, Generation&, int, int64_t) {};
   // Called on the loop, of the node that says it.
-  std::function<void(LocalCluster&, int node, int64_t step)> on_durable =
-      [](LocalCluster&, int, int64_t) {};
+  std::function<void(LocalCluster&, int node, int64_t step)> on_durable = [](LocalCluster&, int,
+                                                                             int64_t) {};
 };
 
 // What the ranks and the agents saw.
 struct Saw {
   std::vector<LocalNodeResult> results;
   std::atomic<int> wrong_states{0}, finished{0};
-  std::atomic<int64_t> newest_durable{0};
+  std::atomic<int64_t> newest_durable{0}, sealed_by_rank_3{0};
+  std::atomic<bool> is_ended{false};
+  std::function<void()> persist;  // has all agents persist what is common; returns at once
   Mutex mutex;
   struct Restored {
     uint64_t generation = 0;
@@ -159,6 +161,7 @@ void RunCluster(const ClusterSpec& spec, Saw& saw) {
     SaveServiceOptions service;
     service.job_name = "job";
     service.shortest_auto = service.longest_auto = spec.auto_interval;
+    service.memory_every = spec.memory_every;
     service.committer = "n" + std::to_string(node);
     service.observer.on_durable = [&, node](int64_t step, const PersistResult&) {
       saw.durable[node].push_back(step);
@@ -172,8 +175,8 @@ void RunCluster(const ClusterSpec& spec, Saw& saw) {
       saw.notes[node].push_back(line);
     };
     if (spec.at_hook)
-      service.own_hooks = {std::make_shared<CallHook>(
-          [&](int64_t step) { spec.at_hook(*self, step); })};
+      service.own_hooks = {
+          std::make_shared<CallHook>([&](int64_t step) { spec.at_hook(*self, step); })};
     services[node] = std::make_unique<SaveService>(keeper, std::move(service));
     keeper.Attach(services[node].get());
   };
@@ -183,6 +186,11 @@ void RunCluster(const ClusterSpec& spec, Saw& saw) {
   };
   LocalCluster cluster(options);
   self = &cluster;
+  saw.persist = [&] {
+    for (int node = 0; node < spec.nodes; ++node) {
+      cluster.OnKeeper(node, [&](Keeper*) { services[node]->OnPersistCommon("a test"); });
+    }
+  };
   saw.results = cluster.Run([&](outlast::Run& run, int node) -> absl::Status {
     OUTLAST_ASSIGN_OR_RETURN(const auto checkpoints, Checkpointer::Open(run, spec.checkpoints));
     std::unique_ptr<RankState> state;
@@ -198,6 +206,7 @@ void RunCluster(const ClusterSpec& spec, Saw& saw) {
       }
       for (; step < spec.steps; ++step) {
         OUTLAST_RETURN_IF_ERROR(generation.Check());
+        if (generation.rank() == 3) saw.sealed_by_rank_3 = checkpoints->stats().sealed;
         spec.at_step(cluster, generation, node, step);
         OUTLAST_RETURN_IF_ERROR(group.Barrier());
         OUTLAST_RETURN_IF_ERROR(checkpoints->BeforeUpdate());
@@ -276,10 +285,9 @@ TEST(SaveNodes, RanksThatStayWhereTheyAreRestoreFromMemory) {
 
   ASSERT_THAT(saw.results, kEndsWithZero) << TextOf(saw);
   EXPECT_EQ(saw.wrong_states, 0) << TextOf(saw);
-  EXPECT_THAT(saw.OfGeneration(2), ElementsAre(Saw::Restored{2, 0, 10, "memory"},
-                                               Saw::Restored{2, 1, 10, "memory"},
-                                               Saw::Restored{2, 2, 10, "memory"},
-                                               Saw::Restored{2, 3, 10, "memory"}))
+  EXPECT_THAT(saw.OfGeneration(2),
+              ElementsAre(Saw::Restored{2, 0, 10, "memory"}, Saw::Restored{2, 1, 10, "memory"},
+                          Saw::Restored{2, 2, 10, "memory"}, Saw::Restored{2, 3, 10, "memory"}))
       << TextOf(saw);
   EXPECT_EQ(NewestManifest(folder.path()).step, 20);
 }
@@ -295,10 +303,9 @@ TEST(SaveNodes, NewAgentsRestoreWhatFormerOnesCommitted) {
   ASSERT_THAT(first.results, kEndsWithZero) << TextOf(first);
   ASSERT_THAT(second.results, kEndsWithZero) << TextOf(second);
   EXPECT_EQ(second.wrong_states, 0);
-  EXPECT_THAT(second.OfGeneration(1), ElementsAre(Saw::Restored{1, 0, 20, "disk"},
-                                                  Saw::Restored{1, 1, 20, "disk"},
-                                                  Saw::Restored{1, 2, 20, "disk"},
-                                                  Saw::Restored{1, 3, 20, "disk"}));
+  EXPECT_THAT(second.OfGeneration(1),
+              ElementsAre(Saw::Restored{1, 0, 20, "disk"}, Saw::Restored{1, 1, 20, "disk"},
+                          Saw::Restored{1, 2, 20, "disk"}, Saw::Restored{1, 3, 20, "disk"}));
   EXPECT_THAT(CommittedSteps(folder.path()), ElementsAre(30, 20, 10));
 }
 
@@ -326,8 +333,8 @@ TEST(SaveNodes, AFollowersEndAbortsTheSaveAndTheNextOneCommits) {
 
   ASSERT_EQ(saw.results[0].exit_code, 0) << TextOf(saw);
   EXPECT_EQ(saw.wrong_states, 0);
-  EXPECT_THAT(saw.OfGeneration(2), ElementsAre(Saw::Restored{2, 0, 10, "disk"},
-                                               Saw::Restored{2, 1, 10, "disk"}))
+  EXPECT_THAT(saw.OfGeneration(2),
+              ElementsAre(Saw::Restored{2, 0, 10, "disk"}, Saw::Restored{2, 1, 10, "disk"}))
       << TextOf(saw);
   EXPECT_THAT(CommittedSteps(folder.path()), ElementsAre(40, 30, 20, 10)) << TextOf(saw);
   EXPECT_EQ(NewestManifest(folder.path()).world, 2u);
@@ -351,8 +358,8 @@ TEST(SaveNodes, ANewLeadTakesTheRootAndFinishesWhatTheFormerOneLeftWhole) {
 
   ASSERT_EQ(saw.results[1].exit_code, 0) << TextOf(saw);
   EXPECT_EQ(saw.wrong_states, 0);
-  EXPECT_THAT(saw.OfGeneration(2), ElementsAre(Saw::Restored{2, 0, 20, "disk"},
-                                               Saw::Restored{2, 1, 20, "disk"}))
+  EXPECT_THAT(saw.OfGeneration(2),
+              ElementsAre(Saw::Restored{2, 0, 20, "disk"}, Saw::Restored{2, 1, 20, "disk"}))
       << TextOf(saw);
   EXPECT_THAT(CommittedSteps(folder.path()), ElementsAre(40, 30, 20, 10)) << TextOf(saw);
   EXPECT_EQ(NewestManifest(folder.path()).committed_by.agent, "n1");
@@ -379,10 +386,9 @@ TEST(SaveNodes, ASpareThatTakesALostNodesRanksOpensTheRootAndRestoresFromDisk) {
              saw);
 
   EXPECT_EQ(saw.wrong_states, 0);
-  EXPECT_THAT(saw.OfGeneration(2), ElementsAre(Saw::Restored{2, 0, 10, "disk"},
-                                               Saw::Restored{2, 1, 10, "disk"},
-                                               Saw::Restored{2, 2, 10, "disk"},
-                                               Saw::Restored{2, 3, 10, "disk"}))
+  EXPECT_THAT(saw.OfGeneration(2),
+              ElementsAre(Saw::Restored{2, 0, 10, "disk"}, Saw::Restored{2, 1, 10, "disk"},
+                          Saw::Restored{2, 2, 10, "disk"}, Saw::Restored{2, 3, 10, "disk"}))
       << TextOf(saw);
   EXPECT_THAT(CommittedSteps(folder.path()), ElementsAre(40, 30, 20, 10)) << TextOf(saw);
   EXPECT_EQ(NewestManifest(folder.path()).world, 4u);
@@ -429,10 +435,9 @@ TEST(SaveNodes, OneDamagedShardSendsAllRanksToTheNextOlderCheckpoint) {
 
   ASSERT_THAT(second.results, kEndsWithZero) << TextOf(second);
   EXPECT_EQ(second.wrong_states, 0);
-  EXPECT_THAT(second.OfGeneration(1), ElementsAre(Saw::Restored{1, 0, 10, "disk"},
-                                                  Saw::Restored{1, 1, 10, "disk"},
-                                                  Saw::Restored{1, 2, 10, "disk"},
-                                                  Saw::Restored{1, 3, 10, "disk"}))
+  EXPECT_THAT(second.OfGeneration(1),
+              ElementsAre(Saw::Restored{1, 0, 10, "disk"}, Saw::Restored{1, 1, 10, "disk"},
+                          Saw::Restored{1, 2, 10, "disk"}, Saw::Restored{1, 3, 10, "disk"}))
       << TextOf(second);
   EXPECT_THAT(second.notes[0], Contains(HasSubstr("restore of step 20 from " + name)));
 }
@@ -460,20 +465,104 @@ TEST(SaveNodes, ARootThatAnotherRunHoldsIsRefusedToAllNodes) {
   EXPECT_THAT(CommittedSteps(folder.path()), IsEmpty());
 }
 
+// The lead asks for one snapshot at a time: two that were sealed mean that the first is common.
+TEST(SaveNodes, RanksAreAskedForSnapshotsInMemoryBetweenSaves) {
+  const TempFolder folder;
+  Saw saw;
+
+  RunCluster({.steps = 1'000'000,
+              .checkpoints = {.uri = folder.path(), .every = Every::Steps(10'000'000)},
+              .memory_every = absl::Milliseconds(1),
+              .at_step =
+                  [&](LocalCluster& cluster, Generation& generation, int node, int64_t) {
+                    if (generation.rank() != 3) return;
+                    if (generation.number() == 2 && !saw.is_ended.exchange(true))
+                      cluster.AskStop(node);
+                    if (generation.number() != 1 || saw.sealed_by_rank_3 < 2) return;
+                    cluster.KillRank(node, 1);
+                    WaitForEnd(generation);
+                  }},
+             saw);
+
+  EXPECT_THAT(saw.results, Each(Field(&LocalNodeResult::exit_code, 80))) << TextOf(saw);
+  EXPECT_EQ(saw.wrong_states, 0);
+  const auto restored = saw.OfGeneration(2);
+  ASSERT_EQ(restored.size(), 4u) << TextOf(saw);
+  EXPECT_GT(restored[0].step, 0);
+  for (const Saw::Restored& one : restored) {
+    EXPECT_EQ(one.from, "memory");
+    EXPECT_EQ(one.step, restored[0].step);
+  }
+  EXPECT_EQ(CommittedSteps(folder.path()).size(), 1u);  // of the stop
+}
+
+// What all ranks have in memory becomes a checkpoint while no rank moves.
+TEST(SaveNodes, WhatIsCommonIsPersistedWithoutTheTrainers) {
+  const TempFolder folder;
+  Saw saw;
+
+  RunCluster({.steps = 1'000'000,
+              .checkpoints = {.uri = folder.path(), .every = Every::Steps(10'000'000)},
+              .memory_every = absl::Milliseconds(1),
+              .at_step =
+                  [&](LocalCluster& cluster, Generation& generation, int node, int64_t) {
+                    if (generation.rank() != 3 || saw.sealed_by_rank_3 < 2 || saw.is_ended) return;
+                    saw.persist();
+                    while (saw.newest_durable == 0 && generation.Check().ok()) usleep(500);
+                    saw.is_ended = true;
+                    cluster.AskStop(node);
+                  }},
+             saw);
+
+  ASSERT_GE(saw.durable[0].size(), 1u) << TextOf(saw);
+  EXPECT_EQ(saw.durable[0], saw.durable[1]);
+  EXPECT_THAT(saw.notes[0], Contains(HasSubstr("without the trainers: a test"))) << TextOf(saw);
+  EXPECT_THAT(CommittedSteps(folder.path()), Contains(saw.durable[0][0]));
+}
+
+// A fresh start restores nothing that was there, but what its own former lead has committed.
+TEST(SaveNodes, AFreshRunsNewLeadGoesOnFromWhatTheRunHasCommitted) {
+  const TempFolder folder;
+  CheckpointerOptions options{.uri = folder.path(), .every = Every::Steps(10), .keep_last = 9};
+  Saw first, second;
+  RunCluster({.steps = 50, .waits_at = 10, .checkpoints = options}, first);
+  ASSERT_THAT(first.results, kEndsWithZero) << TextOf(first);
+  options.start = CheckpointerOptions::Start::kFresh;
+  std::atomic<bool> is_killed{false};
+
+  RunCluster({.nodes = 3,
+              .steps = 30,
+              .world = 4,
+              .waits_at = 10,
+              .checkpoints = options,
+              .at_step =
+                  [&](LocalCluster& cluster, Generation& generation, int node, int64_t step) {
+                    if (generation.rank() != 0 || step != 15 || is_killed.exchange(true)) return;
+                    cluster.KillNode(node);
+                    WaitForEnd(generation);
+                  }},
+             second);
+
+  EXPECT_THAT(second.OfGeneration(1), Contains(Saw::Restored{1, 0, 0, ""})) << TextOf(second);
+  EXPECT_THAT(second.OfGeneration(2), Contains(Saw::Restored{2, 0, 10, "disk"})) << TextOf(second);
+  EXPECT_EQ(NewestManifest(folder.path()).step, 30);
+}
+
 TEST(SaveNodes, SavesByTimeAreOfOneStepOnAllNodes) {
   const TempFolder folder;
   Saw saw;
   std::atomic<bool> is_asked{false};
 
-  RunCluster({.steps = 100'000,
-              .checkpoints = {.uri = folder.path()},
-              .auto_interval = absl::Milliseconds(50),
-              .at_step =
-                  [&](LocalCluster& cluster, Generation& generation, int node, int64_t) {
-                    if (generation.rank() == 0 && saw.newest_durable > 0 && !is_asked.exchange(true))
-                      cluster.AskStop(node);
-                  }},
-             saw);
+  RunCluster(
+      {.steps = 100'000,
+       .checkpoints = {.uri = folder.path()},
+       .auto_interval = absl::Milliseconds(50),
+       .at_step =
+           [&](LocalCluster& cluster, Generation& generation, int node, int64_t) {
+             if (generation.rank() == 0 && saw.newest_durable > 0 && !is_asked.exchange(true))
+               cluster.AskStop(node);
+           }},
+      saw);
 
   EXPECT_THAT(saw.results, Each(Field(&LocalNodeResult::exit_code, 80))) << TextOf(saw);
   EXPECT_GE(saw.durable[0].size(), 2u);
