@@ -178,6 +178,7 @@ class Checkpointer::Impl {
     Plan plan;
   };
   absl::StatusOr<JobPlan> ReadJobPlan() const;
+  void LeaveOldBuffers();
   absl::Status EnsureBuffers(const StateView& state);
   absl::Status MakeSnapshotter(const Message& answer, const StateView& state);
   absl::Status RestoreFrom(uint32_t attempt, const Message& chosen, const RestoreChoice& choice,
@@ -206,8 +207,9 @@ class Checkpointer::Impl {
   const CheckpointerOptions options_;
   Id128 job_;
   std::unique_ptr<SealTable> table_;
-  Mapping tables_;                   // of all ranks' tensors, as the keeper holds them
-  std::vector<TensorRow> own_rows_;  // what the buffers were made for, by region
+  int made_rank_ = 0, made_world_ = 0;  // that the buffers and the table are of
+  Mapping tables_;                      // of all ranks' tensors, as the keeper holds them
+  std::vector<TensorRow> own_rows_;     // what the buffers were made for, by region
   std::vector<Shape> own_strides_;
   std::vector<TensorRow> job_rows_;  // of all ranks, aliases too; without boxes
   std::unique_ptr<Snapshotter> snapshotter_;
@@ -256,11 +258,7 @@ absl::Status Checkpointer::Impl::Open() {
                        options_.remote.uri.empty() ? kOpenTimeout : kOpenRemoteTimeout));
   PayloadReader reader(answer.payload);
   for (std::byte& byte : job_.bytes) byte = reader.Int<std::byte>();
-  if (!reader.ok() || answer.fds.size() != 1)
-    return Error(absl::StatusCode::kInternal, "answer to an open: malformed");
-  OUTLAST_ASSIGN_OR_RETURN(Mapping mapping,
-                           Mapping::Shared(answer.fds[0].get(), SealTable::BytesFor(run_.world())));
-  table_ = std::make_unique<SealTable>(std::move(mapping), run_.world());
+  if (!reader.ok()) return Error(absl::StatusCode::kInternal, "answer to an open: malformed");
   run_.black_box().SetJobId(job_);
   if (options_.restore_ahead) {
     run_.WhileStaged(MessageKind::kAhead,
@@ -285,7 +283,18 @@ bool Checkpointer::Impl::HasTableOf(const StateView& state) const {
   return true;
 }
 
+// In a job of several nodes a generation may give this process another place, and with it another
+// share to keep.
+void Checkpointer::Impl::LeaveOldBuffers() {
+  if (snapshotter_ == nullptr || (made_rank_ == run_.rank() && made_world_ == run_.world())) return;
+  share_.reset();
+  snapshotter_.reset();
+  table_.reset();
+  live_ = ahead_ = disk_ = std::nullopt;
+}
+
 absl::Status Checkpointer::Impl::EnsureBuffers(const StateView& state) {
+  LeaveOldBuffers();
   if (snapshotter_ != nullptr) {
     if (HasTableOf(state)) return absl::OkStatus();
     return Error(absl::StatusCode::kInvalidArgument,
@@ -342,15 +351,20 @@ absl::Status Checkpointer::Impl::MakeSnapshotter(const Message& answer, const St
   PayloadReader reader(answer.payload);
   const auto tables_bytes = reader.Int<uint64_t>();
   const auto count = reader.Int<uint32_t>();
-  if (!reader.ok() || answer.fds.size() != count + 1 || count == 0)
+  if (!reader.ok() || answer.fds.size() != count + 2 || count == 0)
     return Error(absl::StatusCode::kInternal, "answer with buffers: malformed");
+  OUTLAST_ASSIGN_OR_RETURN(Mapping rows,
+                           Mapping::Shared(answer.fds[1].get(), SealTable::BytesFor(run_.world())));
+  table_ = std::make_unique<SealTable>(std::move(rows), run_.world());
+  made_rank_ = run_.rank();
+  made_world_ = run_.world();
   OUTLAST_ASSIGN_OR_RETURN(tables_, Mapping::SharedReadOnly(answer.fds[0].get(), tables_bytes));
   OUTLAST_ASSIGN_OR_RETURN(const JobPlan job, ReadJobPlan());
   job_rows_ = RowsByName(job.plan.table, job.ranks);
   OUTLAST_ASSIGN_OR_RETURN(Assignment assignment,
                            AssignmentOf(job.plan, static_cast<uint32_t>(run_.rank())));
   std::vector<Buffer> buffers;
-  for (size_t i = 1; i < answer.fds.size(); ++i) {
+  for (size_t i = 2; i < answer.fds.size(); ++i) {
     OUTLAST_ASSIGN_OR_RETURN(UniqueFd fd, Duplicate(answer.fds[i].get()));
     OUTLAST_ASSIGN_OR_RETURN(Buffer buffer, Buffer::Open(std::move(fd)));
     buffers.push_back(std::move(buffer));
@@ -646,6 +660,7 @@ bool Checkpointer::Impl::IsDiskDue(int64_t step) const {
 }
 
 bool Checkpointer::Impl::IsSnapshotDue(int64_t step) const {
+  if (table_->is_led()) return false;
   if (!options_.snapshot_every.is_auto()) return step % options_.snapshot_every.steps() == 0;
   const SealTable::Cadence cadence = table_->cadence();
   return step < cadence.from || step % cadence.every == 0;
@@ -654,7 +669,7 @@ bool Checkpointer::Impl::IsSnapshotDue(int64_t step) const {
 // Each step while that costs under 1 % of it; else so seldom that it does. Rank 0 decides from its
 // own stalls, for all, from a step that none has reached.
 void Checkpointer::Impl::ConsiderCadence(int64_t step) {
-  if (run_.rank() != 0 || !options_.snapshot_every.is_auto()) return;
+  if (run_.rank() != 0 || !options_.snapshot_every.is_auto() || table_->is_led()) return;
   if (++window_steps_ < kCadenceWindow) return;
   const int64_t now = MonotonicNanos();
   const int64_t every = table_->cadence().every;

@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "base/error.h"
+#include "checkpoint/save_service_nodes.h"
 #include "outlast/base/clock.h"
 #include "outlast/base/memory.h"
 
@@ -18,24 +19,31 @@ namespace {
 constexpr int64_t kNoticeSteps = 2;
 constexpr absl::Duration kFirstRetry = absl::Milliseconds(20);
 constexpr absl::Duration kLastRetry = absl::Seconds(10);
+constexpr absl::Duration kRetryOfNodes = absl::Milliseconds(200);
 constexpr absl::Duration kFirstCost = absl::Seconds(1);  // of a save, before one was seen
 
 }  // namespace
 
-bool SaveService::Save::complete() const {
-  return std::all_of(held.begin(), held.end(), [](const auto& one) { return one.has_value(); });
+// A slot without a rank seals nothing.
+bool SaveService::is_complete(const Save& save) const {
+  for (size_t slot = 0; slot < save.held.size(); ++slot) {
+    if (!save.held[slot] && !(nodes_ && nodes_->rank(slot) < 0)) return false;
+  }
+  return true;
 }
 
 SaveService::SaveService(Keeper& keeper, SaveServiceOptions options)
     : keeper_(keeper),
       options_(std::move(options)),
-      world_(keeper.world()),
-      table_parts_(static_cast<size_t>(world_)),
-      tables_(static_cast<size_t>(world_)),
+      slots_(keeper.slots()),
+      table_parts_(static_cast<size_t>(slots_)),
+      tables_(static_cast<size_t>(slots_)),
       started_ns_(MonotonicNanos()),
       io_(std::make_unique<SerialThread>("outlast-root")),
       persist_(
-          std::make_unique<SerialThread>("outlast-save", SerialThread::Priority::kBackground)) {}
+          std::make_unique<SerialThread>("outlast-save", SerialThread::Priority::kBackground)) {
+  if (keeper_.peers() != nullptr) nodes_ = std::make_unique<Nodes>(*this);
+}
 
 SaveService::~SaveService() {
   *alive_ = false;
@@ -43,6 +51,7 @@ SaveService::~SaveService() {
   if (beat_timer_) keeper_.loop().Cancel(*beat_timer_);
   if (limit_timer_) keeper_.loop().Cancel(*limit_timer_);
   Hurry();
+  nodes_.reset();
   scrubber_.reset();
   persist_.reset();
   fetch_.reset();
@@ -117,7 +126,8 @@ void SaveService::OnSealed(int slot, const Message& message) {
   if (!reader.ok() || buffers_.empty() || buffer >= buffers_[static_cast<size_t>(slot)].size())
     return;
   // Of a generation that is over, or skipped by another rank: nobody will complete it.
-  if ((message.generation != generation_ && generation_ != 0) || skipped_.contains(step)) {
+  if ((message.generation != generation_ && generation_ != 0) || skipped_.contains(step) ||
+      (nodes_ && (nodes_->is_void(step) || !nodes_->has_restored()))) {
     buffers_[static_cast<size_t>(slot)][buffer].control().Unpin(BufferPin::kPersist, turn);
     return;
   }
@@ -125,16 +135,18 @@ void SaveService::OnSealed(int slot, const Message& message) {
   save.step = step;
   save.generation = message.generation;
   save.last = save.last || last;
-  save.held.resize(static_cast<size_t>(world_));
+  save.held.resize(static_cast<size_t>(slots_));
   save.held[static_cast<size_t>(slot)] = Held{static_cast<int>(buffer), turn};
-  if (!save.complete()) return;
+  if (!is_complete(save)) return;
   Save complete = std::move(save);
   collecting_.erase(step);
   // An older one that is still incomplete never will be: its missing ranks have gone past it.
   while (!collecting_.empty() && collecting_.begin()->first < step) {
     DropSave(collecting_.begin()->second, "a newer step was complete first");
+    if (nodes_) nodes_->OnSkippedHere(collecting_.begin()->first);
     collecting_.erase(collecting_.begin());
   }
+  if (nodes_) return nodes_->OnSealedHere(step, std::move(complete));
   skipped_.erase(skipped_.begin(), skipped_.lower_bound(step));
   if (table_->wanted_step() != kNoStep && table_->wanted_step() <= step)
     table_->SetWantedStep(kNoStep);
@@ -146,6 +158,7 @@ void SaveService::OnSkipped(const Message& message) {
   const auto step = reader.Int<int64_t>();
   if (!reader.ok() || (message.generation != generation_ && generation_ != 0)) return;
   skipped_.insert(step);
+  if (nodes_) nodes_->OnSkippedHere(step);
   const auto found = collecting_.find(step);
   if (found == collecting_.end()) {
     ++dropped_;
@@ -156,6 +169,7 @@ void SaveService::OnSkipped(const Message& message) {
 }
 
 void SaveService::DropSave(Save& save, const char* why) {
+  if (nodes_ && save.held.empty()) nodes_->Drop(save.step, why);
   for (size_t slot = 0; slot < save.held.size(); ++slot) {
     if (!save.held[slot]) continue;
     buffers_[slot][static_cast<size_t>(save.held[slot]->buffer)].control().Unpin(
@@ -203,6 +217,11 @@ PersistRequest SaveService::RequestOf(const Save& save) const {
 
 void SaveService::StartSave(Save save) {
   if (scrubber_) scrubber_->Pause();
+  if (nodes_) {
+    cost_.SaveBegan(Clock::Real().Uptime(), NewestStep());
+    writing_ = save;
+    return nodes_->StartSave(save);
+  }
   persist_->Post([this, alive = alive_, &loop = keeper_.loop(), opened = opened_, save,
                   request = RequestOf(save)] {
     auto result = Persist(*opened->root, request);
@@ -283,21 +302,27 @@ void SaveService::OnSaveEnded(const Save& begun, const absl::StatusOr<PersistRes
   }
   Tell(save.step, result.ok() ? SaveOutcome::kDurable : SaveOutcome::kFailed,
        MessageOf(result.status()));
+  // A hook would say the same of the same bytes.
+  const bool is_retried = !result.ok() && finishers_.contains(save.step) &&
+                          !retried_.contains(save.step) &&
+                          !absl::IsFailedPrecondition(result.status());
+  if (nodes_) nodes_->TellOver(save, result, !is_retried);
   if (save.last) is_stopped_ = true;
   if (save.last && !was_given_up) {
     keeper_.Dispatch(StopPersisted{save.step, result.ok()});
   }
   if (result.ok()) {
     AnswerFinishers(save.step, absl::OkStatus());
-  } else if (finishers_.contains(save.step)) {
-    // A hook would say the same of the same bytes.
-    if (retried_.contains(save.step) || absl::IsFailedPrecondition(result.status())) {
-      AnswerFinishers(save.step, result.status());
-      keeper_.Dispatch(FinalSaveFailed{std::string(MessageOf(result.status()))});
+  } else if (is_retried) {
+    retried_.insert(save.step);
+    if (nodes_) {
+      nodes_->RetryFinish(save.step);
     } else {
-      retried_.insert(save.step);
       SaveForFinishers(save.step);
     }
+  } else if (finishers_.contains(save.step)) {
+    AnswerFinishers(save.step, result.status());
+    keeper_.Dispatch(FinalSaveFailed{std::string(MessageOf(result.status()))});
   }
   if (!save.last && !(queued_ && queued_->last) && finishers_.empty()) limiter_->Enforce();
   if (queued_ && !writing_) {
@@ -318,11 +343,11 @@ void SaveService::OnFinishAsked(int slot, const Message& message) {
                           PayloadWriter().Int(static_cast<uint8_t>(is_durable)).bytes());
   }
   // Behind a save that was given up: the disk may come back, so the wait has a time of its own.
-  if (writing_ && !limit_timer_) ArmLimit(*writing_);
+  if (writing_ && !limit_timer_ && !nodes_) ArmLimit(*writing_);
   Hurry();
   final_step_ = step;
   finishers_[step].push_back({slot, message.request});
-  if (!is_being_saved(step)) SaveForFinishers(step);
+  if (nodes_ || !is_being_saved(step)) SaveForFinishers(step);
 }
 
 // The save of a final step failed or was dropped, perhaps on some ranks alone: once all ranks wait
@@ -333,6 +358,7 @@ void SaveService::SaveForFinishers(int64_t step) {
     DropSave(partial->second, "a rank had skipped it; it is collected anew");
     collecting_.erase(partial);
   }
+  if (nodes_) return nodes_->OnAllFinish(step);
   const std::optional<Common> common = FindCommon();
   if (!common || common->step != step || !PinAll(*common)) {
     AnswerFinishers(step,
@@ -359,16 +385,17 @@ void SaveService::AnswerFinishers(int64_t step, const absl::Status& status) {
 
 // Begins the wait for the next save by time, from now on.
 void SaveService::ArmAutoSave() {
-  if (!checkpointer_.every.is_auto() || buffers_.empty()) return;
+  if (!checkpointer_.every.is_auto() || buffers_.empty() || (nodes_ && !nodes_->is_lead())) return;
   if (auto_timer_) keeper_.loop().Cancel(*auto_timer_);
   if (!interval_) {
-    const absl::Duration longest =
-        std::min(options_.longest_auto, IntervalOfLoss(checkpointer_.tolerable_loss, world_));
+    const absl::Duration longest = std::min(
+        options_.longest_auto, IntervalOfLoss(checkpointer_.tolerable_loss, keeper_.world()));
     interval_.emplace(IntervalTuner::Bounds{std::min(options_.shortest_auto, longest), longest});
   }
   const absl::Duration run_time = absl::Nanoseconds(MonotonicNanos() - started_ns_);
   IntervalModel model;
-  model.mean_between_interruptions = MeanBetweenInterruptions(world_, run_time, keeper_.faults());
+  model.mean_between_interruptions =
+      MeanBetweenInterruptions(keeper_.world(), run_time, keeper_.faults());
   model.write = cost_.write();
   model.cost = cost_.cost().value_or(std::max(model.write, kFirstCost));
   auto_timer_ = keeper_.loop().RunAfter(interval_->Tune(model), [this] { AskForAutoSave(); });
@@ -376,7 +403,7 @@ void SaveService::ArmAutoSave() {
 
 int64_t SaveService::NewestStep() const {
   uint64_t newest = 0;
-  for (int slot = 0; slot < world_; ++slot)
+  for (int slot = 0; slot < slots_; ++slot)
     newest = std::max(newest, LoadWord(keeper_.black_box(slot).header().step));
   return static_cast<int64_t>(newest);
 }
@@ -386,6 +413,11 @@ int64_t SaveService::NewestStep() const {
 void SaveService::AskForAutoSave() {
   auto_timer_.reset();
   if (writing_ || queued_) return;  // its end arms the timer again
+  if (nodes_) {
+    nodes_->WantSave();
+    auto_timer_ = keeper_.loop().RunAfter(kRetryOfNodes, [this] { AskForAutoSave(); });
+    return;
+  }
   int64_t newest = 0, oldest = std::numeric_limits<int64_t>::max();
   for (const HeldSteps& held : table_->Read()) {
     newest = std::max(newest, held.newest());
@@ -441,7 +473,10 @@ bool SaveService::PinAll(const Common& common) {
   return false;
 }
 
-void SaveService::OnAbort(uint64_t) { restoring_ = {}; }
+void SaveService::OnAbort(uint64_t generation) {
+  restoring_ = {};
+  if (nodes_) nodes_->OnAbort(generation);
+}
 
 void SaveService::OnWorkerEnded(int) {}
 
@@ -455,6 +490,7 @@ void SaveService::OnCommit(const CommitGeneration& commit) {
   limiter_->Enforce();
   retried_.clear();
   std::erase_if(buffer_waiters_, [](const Waiter&) { return true; });
+  if (nodes_) return nodes_->OnCommit(commit);
   if (!buffers_.empty()) return KeepTheCommonOnly();
   if (making_) return;
   for (std::string& table : tables_) table.clear();
@@ -507,7 +543,7 @@ void SaveService::ForgetMemory() {
 }
 
 int SaveService::members() const {
-  if (generation_members_.empty()) return world_;
+  if (generation_members_.empty()) return slots_;
   return static_cast<int>(std::count_if(generation_members_.begin(), generation_members_.end(),
                                         [&](int slot) { return !keeper_.is_finished(slot); }));
 }
@@ -519,6 +555,7 @@ int SaveService::members() const {
 void SaveService::OnPersistCommon(const std::string& reason) {
   constexpr int kTries = 100;
   if (!is_saving()) return;
+  if (nodes_) return nodes_->OnPersistCommon(reason);
   for (int i = 0; i < kTries; ++i) {
     const std::optional<Common> common = FindCommon();
     if (!common) break;
@@ -543,6 +580,7 @@ void SaveService::OnPersistCommon(const std::string& reason) {
 
 absl::Status SaveService::PersistLast() {
   if (!opened_ || buffers_.empty()) return absl::OkStatus();
+  if (nodes_) return nodes_->PersistLast();
   absl::Status status;
   Hurry();
   persist_.reset();  // waits for the save that is being written; the loop hears no more of it

@@ -9,8 +9,8 @@
 //        └── abort, a rank skipped it ──> dropped
 //
 // Departure from design/checkpoint.md, section 4: on one node the tables of all ranks meet here (a
-// few KiB each), so that any layout works without a digest exchange; several agents will exchange
-// digests.
+// few KiB each), so that any layout works without a digest exchange; of several nodes they meet at
+// the lead, which gives all of them back to those who have not got them yet.
 #pragma once
 
 #include <atomic>
@@ -98,6 +98,8 @@ class SaveService final : public KeeperExtension {
   int64_t dropped_saves() const { return dropped_; }
 
  private:
+  class Nodes;  // save_service_nodes.h
+
   struct Held {
     int buffer = 0;
     uint32_t turn = 0;
@@ -106,8 +108,7 @@ class SaveService final : public KeeperExtension {
     int64_t step = 0;
     uint64_t generation = 0;
     bool last = false;                      // of an agreed stop
-    std::vector<std::optional<Held>> held;  // by slot
-    bool complete() const;
+    std::vector<std::optional<Held>> held;  // by slot; of several nodes empty at the lead
   };
   struct Waiter {
     int slot = 0;
@@ -147,13 +148,32 @@ class SaveService final : public KeeperExtension {
     bool resume = true;
   };
 
+  struct MadeBuffers;
+  struct BufferNeeds {
+    std::string tables;      // of all ranks, by rank (EncodeTables)
+    std::vector<int> ranks;  // by slot; -1: none
+    std::vector<bool> has;   // by slot: its buffers stay
+    Id128 job, run;
+    int wanted = 0;
+    int64_t extras_bytes = 0;
+  };
+  static absl::Status MakeBuffers(const BufferNeeds& needs, MadeBuffers* made);
+  BufferNeeds NeedsOf(std::string tables, std::vector<int> ranks) const;
+  void MakeBuffersLater(BufferNeeds needs);
+
   void OnOpenRoot(int slot, Message& message);
+  absl::StatusOr<std::shared_ptr<Opened>> static OpenToWrite(const std::string& uri,
+                                                             const RemoteTierOptions& options,
+                                                             StartMode mode,
+                                                             const std::string& committer);
+  StartMode WantedStart() const;
   absl::Status Adopt(absl::StatusOr<std::shared_ptr<Opened>> opened);
+  void BeginWriting();
   void OnOpened(absl::StatusOr<std::shared_ptr<Opened>> opened);
   void AnswerOpen(const Waiter& waiter);
   void OnBuffers(int slot, Message& message);
   void MakeBuffersIfAllAsked();
-  void OnBuffersMade(const absl::Status& status);
+  void OnBuffersMade(const absl::Status& status, const std::vector<bool>& had);
   void AnswerBuffers(const Waiter& waiter);
   void OnSealed(int slot, const Message& message);
   void OnSkipped(const Message& message);
@@ -162,6 +182,7 @@ class SaveService final : public KeeperExtension {
   void OnGather(int slot, const Message& message);
   void OnVote(int slot, const Message& message);
 
+  bool is_complete(const Save& save) const;
   void DropSave(Save& save, const char* why);
   void QueueSave(Save save);
   void StartSave(Save save);
@@ -198,6 +219,7 @@ class SaveService final : public KeeperExtension {
   void Decide(RestoreChoice choice);
   void AnswerChoosers();
   void CountVotes();
+  void OnRestored(const RestoreChoice& choice);
   bool ServeFromReplicas();
   std::optional<int> ReplicaOf(int slot) const;
   int members() const;
@@ -209,7 +231,7 @@ class SaveService final : public KeeperExtension {
 
   Keeper& keeper_;
   const SaveServiceOptions options_;
-  const int world_;
+  const int slots_;
   // Posted work of the disk threads looks here before it touches the service.
   std::shared_ptr<bool> alive_ = std::make_shared<bool>(true);
 
@@ -265,6 +287,7 @@ class SaveService final : public KeeperExtension {
   std::unique_ptr<SerialThread> fetch_;    // with a remote root: lists and fetches
   std::unique_ptr<SerialThread> io_;       // the root: open, list, beat
   std::unique_ptr<SerialThread> persist_;  // saves
+  std::unique_ptr<Nodes> nodes_;           // null: this node holds all ranks
 };
 
 }  // namespace outlast

@@ -2,11 +2,12 @@
 #include <sys/sysinfo.h>
 
 #include <algorithm>
+#include <numeric>
 #include <string>
 #include <utility>
 
 #include "base/error.h"
-#include "checkpoint/save_service.h"
+#include "checkpoint/save_service_nodes.h"
 #include "outlast/base/clock.h"
 #include "outlast/base/memory.h"
 
@@ -60,27 +61,39 @@ void SaveService::OnOpenRoot(int slot, Message& message) {
   openers_.push_back(waiter);
   if (opening_) return;
   opening_ = true;
-  const bool fresh = options_.fresh || checkpointer_.start == CheckpointerOptions::Start::kFresh;
   io_->Post([this, alive = alive_, &loop = keeper_.loop(), uri = checkpointer_.uri,
-             tier_options = TierOptions(), fresh] {
+             tier_options = TierOptions(), mode = WantedStart(), committer = options_.committer,
+             claims = nodes_ == nullptr] {
     const auto open = [&]() -> absl::StatusOr<std::shared_ptr<Opened>> {
+      if (claims) return OpenToWrite(uri, tier_options, mode, committer);
       auto opened = std::make_shared<Opened>();
-      OUTLAST_ASSIGN_OR_RETURN(
-          OpenedTiers tiers,
-          OpenTiers(uri, tier_options, fresh ? StartMode::kFresh : StartMode::kResume));
-      opened->root = std::move(tiers.root);
-      opened->remote = std::move(tiers.remote);
-      opened->remote_error = tiers.remote_error;
-      opened->resume = !fresh;
-      opened->root->RollForward({}, {options_.committer, opened->root->claim(), 0})
-          .status()
-          .IgnoreError();
+      OUTLAST_ASSIGN_OR_RETURN(opened->root, Root::Open(uri, tier_options.root));
+      opened->resume = mode == StartMode::kResume;
       return opened;
     };
     loop.Post([this, alive, result = open()] {
       if (*alive) OnOpened(result);
     });
   });
+}
+
+StartMode SaveService::WantedStart() const {
+  const bool fresh = options_.fresh || checkpointer_.start == CheckpointerOptions::Start::kFresh;
+  return fresh ? StartMode::kFresh : StartMode::kResume;
+}
+
+// With a claim, and with what a former writer had left whole but for its manifest.
+absl::StatusOr<std::shared_ptr<SaveService::Opened>> SaveService::OpenToWrite(
+    const std::string& uri, const RemoteTierOptions& options, StartMode mode,
+    const std::string& committer) {
+  auto opened = std::make_shared<Opened>();
+  OUTLAST_ASSIGN_OR_RETURN(OpenedTiers tiers, OpenTiers(uri, options, mode));
+  opened->root = std::move(tiers.root);
+  opened->remote = std::move(tiers.remote);
+  opened->remote_error = tiers.remote_error;
+  opened->resume = mode == StartMode::kResume;
+  opened->root->RollForward({}, {committer, opened->root->claim(), 0}).status().IgnoreError();
+  return opened;
 }
 
 RemoteTierOptions SaveService::TierOptions() const {
@@ -90,10 +103,11 @@ RemoteTierOptions SaveService::TierOptions() const {
   tier.root.job_name = options_.job_name.empty() ? checkpointer_.job : options_.job_name;
   tier.root.run = keeper_.run_id();
   tier.root.take_over = options_.take_over ? TakeOver::kYes : TakeOver::kNo;
+  tier.root.fences_own_run = nodes_ != nullptr;
   tier.auto_interval = [this](absl::Duration upload_time) {
     IntervalModel model;
     model.mean_between_interruptions = MeanBetweenInterruptions(
-        world_, absl::Nanoseconds(MonotonicNanos() - started_ns_), keeper_.faults());
+        keeper_.world(), absl::Nanoseconds(MonotonicNanos() - started_ns_), keeper_.faults());
     model.cost = model.write = upload_time;
     return std::clamp(OptimalInterval(model), options_.shortest_auto, options_.longest_auto);
   };
@@ -146,22 +160,23 @@ void SaveService::Tell(int64_t step, SaveOutcome outcome, std::string_view error
   Message event;
   event.kind = MessageKind::kSaveEvent;
   event.payload = PayloadWriter().Int(step).Int(outcome).Text(error).bytes();
-  for (int slot = 0; slot < world_; ++slot) {
+  for (int slot = 0; slot < slots_; ++slot) {
     if (keeper_.is_joined(slot)) keeper_.Send(slot, event);
   }
 }
 
 absl::Status SaveService::Adopt(absl::StatusOr<std::shared_ptr<Opened>> opened) {
   OUTLAST_RETURN_IF_ERROR(opened.status());
-  const size_t bytes = SealTable::BytesFor(world_);
-  OUTLAST_ASSIGN_OR_RETURN(table_fd_, MakeSealedMemory("outlast-seals", bytes));
-  OUTLAST_ASSIGN_OR_RETURN(Mapping mapping, Mapping::Shared(table_fd_.get(), bytes));
-  table_ = std::make_unique<SealTable>(std::move(mapping), world_);
   opened_ = *std::move(opened);
+  if (!nodes_) BeginWriting();
+  return absl::OkStatus();
+}
+
+// The root's claim is this agent's.
+void SaveService::BeginWriting() {
   MakeTier();
   MakeScrubber();
   BeatLater();
-  return absl::OkStatus();
 }
 
 void SaveService::OnOpened(absl::StatusOr<std::shared_ptr<Opened>> opened) {
@@ -179,6 +194,7 @@ void SaveService::OnOpened(absl::StatusOr<std::shared_ptr<Opened>> opened) {
       keeper_.Answer(waiter.slot, waiter.request, open_error_);
     }
   }
+  if (nodes_ && opened_) nodes_->OnOpened();
 }
 
 void SaveService::AnswerOpen(const Waiter& waiter) {
@@ -186,8 +202,7 @@ void SaveService::AnswerOpen(const Waiter& waiter) {
   PayloadWriter payload;
   for (const std::byte byte : job.bytes) payload.Int(byte);
   payload.Int(static_cast<uint8_t>(opened_->resume));
-  const int fd = table_fd_.get();
-  keeper_.Answer(waiter.slot, waiter.request, absl::OkStatus(), payload.bytes(), {&fd, 1});
+  keeper_.Answer(waiter.slot, waiter.request, absl::OkStatus(), payload.bytes());
 }
 
 void SaveService::BeatLater() {
@@ -218,7 +233,7 @@ void SaveService::OnBuffers(int slot, Message& message) {
   }
   std::string table = std::exchange(received, {});
   std::string& known = tables_[static_cast<size_t>(slot)];
-  if (!buffers_.empty()) {
+  if (nodes_ ? nodes_->has_buffers(static_cast<size_t>(slot)) : !buffers_.empty()) {
     if (table == known) return AnswerBuffers(waiter);
     return keeper_.Answer(slot, message.request,
                           Error(absl::StatusCode::kInvalidArgument,
@@ -229,6 +244,7 @@ void SaveService::OnBuffers(int slot, Message& message) {
   known = std::move(table);
   std::erase_if(buffer_waiters_, [&](const Waiter& other) { return other.slot == slot; });
   buffer_waiters_.push_back(waiter);
+  if (nodes_) return nodes_->OnTable(static_cast<size_t>(slot));
   MakeBuffersIfAllAsked();
 }
 
@@ -236,68 +252,111 @@ void SaveService::MakeBuffersIfAllAsked() {
   if (making_ || std::any_of(tables_.begin(), tables_.end(),
                              [](const std::string& table) { return table.empty(); }))
     return;
+  std::vector<int> ranks(tables_.size());
+  std::iota(ranks.begin(), ranks.end(), 0);
+  MakeBuffersLater(NeedsOf(EncodeTables(tables_), std::move(ranks)));
+}
+
+SaveService::BufferNeeds SaveService::NeedsOf(std::string tables, std::vector<int> ranks) const {
+  std::vector<bool> has(ranks.size());
+  for (size_t slot = 0; slot < has.size(); ++slot) has[slot] = nodes_ && nodes_->has_buffers(slot);
+  return {.tables = std::move(tables),
+          .ranks = std::move(ranks),
+          .has = std::move(has),
+          .job = opened_->root->job(),
+          .run = keeper_.run_id(),
+          .wanted = checkpointer_.buffers,
+          .extras_bytes = checkpointer_.extras_bytes};
+}
+
+struct SaveService::MadeBuffers {
+  int world = 0;
+  std::string plan;
+  // By slot.
+  std::vector<RankTable> rank_tables;
+  std::vector<Assignment> assignments;
+  std::vector<std::vector<Buffer>> buffers;
+  UniqueFd tables_fd, table_fd;
+  std::unique_ptr<SealTable> table;
+};
+
+absl::Status SaveService::MakeBuffers(const BufferNeeds& needs, MadeBuffers* made) {
+  OUTLAST_ASSIGN_OR_RETURN(std::vector<RankTable> tables, DecodeTables(needs.tables));
+  SettleAliases(tables);
+  OUTLAST_ASSIGN_OR_RETURN(TensorTable table, MergeTables(tables));
+  OUTLAST_ASSIGN_OR_RETURN(const Plan plan, MakePlan(std::move(table)));
+  made->plan = ToHex(plan.digest);
+  made->world = static_cast<int>(tables.size());
+  made->rank_tables.resize(needs.ranks.size());
+  made->buffers.resize(needs.ranks.size());
+  for (size_t slot = 0; slot < needs.ranks.size(); ++slot) {
+    Assignment& assignment = made->assignments.emplace_back();
+    if (needs.ranks[slot] < 0) continue;
+    const auto rank = static_cast<uint32_t>(needs.ranks[slot]);
+    OUTLAST_ASSIGN_OR_RETURN(assignment, AssignmentOf(plan, rank));
+    made->rank_tables[slot] = std::move(tables.at(rank));
+  }
+  const int count = BufferCount(needs.wanted, made->assignments, needs.extras_bytes);
+  for (size_t slot = 0; slot < needs.ranks.size(); ++slot) {
+    if (needs.ranks[slot] < 0 || needs.has[slot]) continue;
+    for (int i = 0; i < count; ++i) {
+      OUTLAST_ASSIGN_OR_RETURN(
+          Buffer buffer,
+          Buffer::Create(LayoutOf(made->assignments[slot], needs.extras_bytes),
+                         {needs.job, needs.run, static_cast<uint32_t>(needs.ranks[slot]),
+                          static_cast<uint32_t>(made->world)}));
+      made->buffers[slot].push_back(std::move(buffer));
+    }
+  }
+  const size_t rows = SealTable::BytesFor(made->world);
+  OUTLAST_ASSIGN_OR_RETURN(made->table_fd, MakeSealedMemory("outlast-seals", rows));
+  OUTLAST_ASSIGN_OR_RETURN(Mapping mapping, Mapping::Shared(made->table_fd.get(), rows));
+  made->table = std::make_unique<SealTable>(std::move(mapping), made->world);
+  OUTLAST_ASSIGN_OR_RETURN(made->tables_fd,
+                           MakeSealedMemory("outlast-tables", needs.tables.size()));
+  if (!WriteAll(made->tables_fd.get(), std::as_bytes(std::span(needs.tables))).ok())
+    return absl::InternalError("write the table of tensors");
+  return absl::OkStatus();
+}
+
+void SaveService::MakeBuffersLater(BufferNeeds needs) {
   making_ = true;
-  io_->Post([this, alive = alive_, &loop = keeper_.loop(), tables = tables_,
-             job = opened_->root->job(), run = keeper_.run_id(), wanted = checkpointer_.buffers,
-             extras = checkpointer_.extras_bytes] {
-    struct Made {
-      std::vector<RankTable> rank_tables;
-      std::string plan;
-      std::vector<Assignment> assignments;
-      std::vector<std::vector<Buffer>> buffers;
-      UniqueFd tables_fd;
-      uint64_t tables_bytes = 0;
-    };
-    auto made = std::make_shared<Made>();
-    const auto make = [&]() -> absl::Status {
-      const std::string all = EncodeTables(tables);
-      OUTLAST_ASSIGN_OR_RETURN(made->rank_tables, DecodeTables(all));
-      SettleAliases(made->rank_tables);
-      OUTLAST_ASSIGN_OR_RETURN(TensorTable table, MergeTables(made->rank_tables));
-      OUTLAST_ASSIGN_OR_RETURN(const Plan plan, MakePlan(std::move(table)));
-      made->plan = ToHex(plan.digest);
-      for (uint32_t rank = 0; rank < tables.size(); ++rank) {
-        OUTLAST_ASSIGN_OR_RETURN(Assignment assignment, AssignmentOf(plan, rank));
-        made->assignments.push_back(std::move(assignment));
-      }
-      const int count = BufferCount(wanted, made->assignments, extras);
-      for (uint32_t rank = 0; rank < tables.size(); ++rank) {
-        auto& buffers = made->buffers.emplace_back();
-        for (int i = 0; i < count; ++i) {
-          OUTLAST_ASSIGN_OR_RETURN(
-              Buffer buffer,
-              Buffer::Create(LayoutOf(made->assignments[rank], extras),
-                             {job, run, rank, static_cast<uint32_t>(tables.size())}));
-          buffers.push_back(std::move(buffer));
-        }
-      }
-      OUTLAST_ASSIGN_OR_RETURN(made->tables_fd, MakeSealedMemory("outlast-tables", all.size()));
-      return WriteAll(made->tables_fd.get(), std::as_bytes(std::span(all))).ok()
-                 ? (made->tables_bytes = all.size(), absl::OkStatus())
-                 : absl::InternalError("write the table of tensors");
-    };
-    loop.Post([this, alive, made, status = make()] {
+  io_->Post([this, alive = alive_, &loop = keeper_.loop(), needs = std::move(needs)] {
+    auto made = std::make_shared<MadeBuffers>();
+    loop.Post([this, alive, made, has = needs.has, bytes = needs.tables.size(),
+               status = MakeBuffers(needs, made.get())] {
       if (!*alive) return;
       if (status.ok()) {
         rank_tables_ = std::move(made->rank_tables);
         plan_ = std::move(made->plan);
         assignments_ = std::move(made->assignments);
-        buffers_ = std::move(made->buffers);
+        buffers_.resize(made->buffers.size());
+        for (size_t slot = 0; slot < has.size(); ++slot) {
+          if (!has[slot]) buffers_[slot] = std::move(made->buffers[slot]);
+        }
         tables_fd_ = std::move(made->tables_fd);
-        tables_bytes_ = made->tables_bytes;
+        tables_bytes_ = bytes;
+        // Who stays has it mapped.
+        if (std::ranges::find(has, true) == has.end()) {
+          table_fd_ = std::move(made->table_fd);
+          table_ = std::move(made->table);
+        }
       }
-      OnBuffersMade(status);
+      OnBuffersMade(status, has);
     });
   });
 }
 
-void SaveService::OnBuffersMade(const absl::Status& status) {
+void SaveService::OnBuffersMade(const absl::Status& status, const std::vector<bool>& had) {
   making_ = false;
+  if (nodes_) nodes_->OnBuffersMade(status);
   if (status.ok()) {
-    for (int slot = 0; slot < world_; ++slot) {
+    for (size_t slot = 0; slot < buffers_.size(); ++slot) {
+      const int row = nodes_ ? nodes_->rank(slot) : static_cast<int>(slot);
+      if (row < 0 || had[slot]) continue;
       HeldSteps nothing;
-      nothing.buffers = static_cast<int>(buffers_[static_cast<size_t>(slot)].size());
-      table_->Write(slot, nothing);
+      nothing.buffers = static_cast<int>(buffers_[slot].size());
+      table_->Write(row, nothing);
     }
     ArmAutoSave();
   } else {
@@ -314,7 +373,7 @@ void SaveService::OnBuffersMade(const absl::Status& status) {
 
 void SaveService::AnswerBuffers(const Waiter& waiter) {
   const auto& buffers = buffers_[static_cast<size_t>(waiter.slot)];
-  std::vector<int> fds{tables_fd_.get()};
+  std::vector<int> fds{tables_fd_.get(), table_fd_.get()};
   for (const Buffer& buffer : buffers) fds.push_back(buffer.fd());
   PayloadWriter payload;
   payload.Int(tables_bytes_).Int(static_cast<uint32_t>(buffers.size()));

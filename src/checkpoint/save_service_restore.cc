@@ -4,7 +4,7 @@
 #include <utility>
 
 #include "base/error.h"
-#include "checkpoint/save_service.h"
+#include "checkpoint/save_service_nodes.h"
 
 namespace outlast {
 namespace {
@@ -33,7 +33,8 @@ void SaveService::OnChoose(int slot, const Message& message) {
     return keeper_.Answer(slot, message.request, Aborted(message.generation));
   if (restoring_.done) {
     restoring_ = {};
-    restoring_.again = true;
+    restoring_.again = !nodes_;
+    if (nodes_) nodes_->NextRound();
   }
   if (attempt != restoring_.attempt) {
     return keeper_.Answer(
@@ -43,6 +44,10 @@ void SaveService::OnChoose(int slot, const Message& message) {
   }
   restoring_.choosers.push_back({slot, message.request});
   if (restoring_.choice) return AnswerChoosers();
+  if (nodes_) {
+    if (static_cast<int>(restoring_.choosers.size()) == members()) nodes_->OnAllChoose();
+    return;
+  }
   if (std::exchange(restoring_.again, false)) {
     // Memory has changed since the generation began; it may be put in order once nobody trains.
     restoring_.again = static_cast<int>(restoring_.choosers.size()) < members();
@@ -54,12 +59,12 @@ void SaveService::OnChoose(int slot, const Message& message) {
 
 // Survivors that allow it bring their state back while the lost ranks' new processes start.
 void SaveService::OnQuiet() {
-  if (buffers_.empty()) return;
+  if (buffers_.empty() || nodes_) return;
   const std::optional<Common> common = FindCommon();
   if (!common) return;
   RestoreChoice choice{
       .source = RestoreSource::kMemory, .step = common->step, .generation = common->generation};
-  for (int slot = 0; slot < world_; ++slot) {
+  for (int slot = 0; slot < slots_; ++slot) {
     if (!keeper_.is_joined(slot) || keeper_.is_finished(slot)) continue;
     const Held& held = common->held[static_cast<size_t>(slot)];
     choice.buffer = static_cast<uint32_t>(held.buffer);
@@ -138,8 +143,12 @@ void SaveService::OnCandidates(uint64_t generation, uint32_t attempt,
   const absl::Status status = Error(absl::StatusCode::kDataLoss,
                                     "no checkpoint in {} restores: {} (start over with --fresh)",
                                     opened_->root->path(), error);
-  for (const Waiter& waiter : std::exchange(restoring_.choosers, {}))
-    keeper_.Answer(waiter.slot, waiter.request, status);
+  if (nodes_) {
+    nodes_->TellNoChoice(status);
+  } else {
+    for (const Waiter& waiter : std::exchange(restoring_.choosers, {}))
+      keeper_.Answer(waiter.slot, waiter.request, status);
+  }
   restoring_.choosing = false;
   keeper_.Dispatch(RestoreFailed{std::string(MessageOf(status))});
 }
@@ -170,6 +179,7 @@ void SaveService::Fetch(const std::string& name) {
 
 void SaveService::Decide(RestoreChoice choice) {
   restoring_.choosing = false;
+  if (nodes_) return nodes_->TellChoice(choice);
   restoring_.choice = std::move(choice);
   AnswerChoosers();
 }
@@ -205,10 +215,15 @@ void SaveService::OnGather(int slot, const Message& message) {
       (share == Share::kReady && buffer >= buffers_[static_cast<size_t>(slot)].size())) {
     return keeper_.Answer(slot, message.request, Aborted(message.generation));
   }
+  // What ranks of other machines read lies in no memory that is seen here.
+  if (nodes_) {
+    return keeper_.Answer(slot, message.request, absl::OkStatus(),
+                          PayloadWriter().Int(Share::kCannot).bytes());
+  }
   restoring_.gatherers[slot] = {{slot, message.request}, share, buffer};
   if (static_cast<int>(restoring_.gatherers.size()) < members()) return;
   // A rank whose work is done reads no share.
-  Share all = members() < world_ || world_ > kMaxShares ? Share::kCannot : Share::kReady;
+  Share all = members() < slots_ || slots_ > kMaxShares ? Share::kCannot : Share::kReady;
   std::vector<int> fds;
   for (const auto& [member, gatherer] : restoring_.gatherers) {
     all = std::max(all, gatherer.share);
@@ -236,7 +251,7 @@ void SaveService::OnVote(int slot, const Message& message) {
   restoring_.mismatch = restoring_.mismatch || mismatch;
   if (!ok) {
     if (!detail.empty())  // else another rank's failure was its
-      restoring_.passed_over.push_back(fmt::format("rank {}: {}", slot, detail));
+      restoring_.passed_over.push_back(fmt::format("rank {}: {}", keeper_.rank(slot), detail));
     restoring_.tried[slot].insert(slot);
     if (const auto server = restoring_.server.find(slot); server != restoring_.server.end())
       restoring_.tried[slot].insert(server->second);
@@ -246,6 +261,7 @@ void SaveService::OnVote(int slot, const Message& message) {
 
 void SaveService::CountVotes() {
   if (static_cast<int>(restoring_.voters.size()) < members()) return;
+  if (nodes_) return nodes_->OnAllVoted();
   const auto voters = std::exchange(restoring_.voters, {});
   const RestoreChoice choice = *restoring_.choice;
   if (restoring_.mismatch) {  // the program's own error: no other source would fit better
@@ -256,16 +272,7 @@ void SaveService::CountVotes() {
     return;
   }
   if (!restoring_.failed) {
-    restoring_.done = true;
-    durable_step_ = choice.is_of_files() ? choice.step : std::min(durable_step_, choice.step);
-    if (choice.is_of_files()) {
-      parent_ = choice.folder.substr(choice.folder.rfind('/') + 1);
-      if (tier_) tier_->OnRestored(choice.step, *parent_);
-    } else if (choice.source == RestoreSource::kNone) {
-      parent_.reset();
-    }
-    if (tier_ && !choice.is_of_files()) tier_->OnRestored(choice.step, "");
-    options_.observer.on_restored(generation_, choice.source, choice.step);
+    OnRestored(choice);
   } else {
     const std::string reason = restoring_.passed_over.back();
     options_.observer.on_note(
@@ -293,6 +300,19 @@ void SaveService::CountVotes() {
   }
 }
 
+void SaveService::OnRestored(const RestoreChoice& choice) {
+  restoring_.done = true;
+  durable_step_ = choice.is_of_files() ? choice.step : std::min(durable_step_, choice.step);
+  if (choice.is_of_files()) {
+    parent_ = choice.folder.substr(choice.folder.rfind('/') + 1);
+    if (tier_) tier_->OnRestored(choice.step, *parent_);
+  } else if (choice.source == RestoreSource::kNone) {
+    parent_.reset();
+  }
+  if (tier_ && !choice.is_of_files()) tier_->OnRestored(choice.step, "");
+  options_.observer.on_restored(generation_, choice.source, choice.step);
+}
+
 // The same step from another source before an older one: each damaged snapshot's rank is served by
 // another rank's buffer that holds what it needs. False: some rank has no replica left.
 bool SaveService::ServeFromReplicas() {
@@ -310,7 +330,7 @@ bool SaveService::ServeFromReplicas() {
 
 std::optional<int> SaveService::ReplicaOf(int slot) const {
   const auto own = static_cast<size_t>(slot);
-  for (int other = 0; other < world_; ++other) {
+  for (int other = 0; other < slots_; ++other) {
     const bool is_damaged = restoring_.tried.contains(other);
     if (is_damaged || restoring_.tried.at(slot).contains(other)) continue;
     if (HoldsAllOf(rank_tables_[own], rank_tables_[static_cast<size_t>(other)])) return other;

@@ -1,11 +1,10 @@
 // What a checkpointer and the save service say to each other (run/wire.h kinds 32..63, and
 // kSaveEvent). Version 1 of the wire. Fields by PayloadWriter.
 //
-//   kOpenRoot   Text options (JSON, OpenRequest) -> 16 B job id, u8 resume (0: start at step 0);
-//   one descriptor: the seal table kBuffers    u32 part, u32 parts, Text bytes of the rank's table;
-//   the last part is answered:
-//               u64 bytes of all tables, u32 buffers; descriptors: all ranks' tables, then this
-//               rank's buffers
+//   kOpenRoot   Text options (JSON, OpenRequest) -> 16 B job id, u8 resume (0: start at step 0)
+//   kBuffers    u32 part, u32 parts, Text bytes of the rank's table; the last part is answered:
+//               u64 bytes of all tables, u32 buffers; descriptors: all ranks' tables, the seal
+//               table, then this rank's buffers
 //   kSealed     i64 step, u32 buffer, u32 turn, u8 last (the agreed stop's step)     no answer
 //   kSkipped    i64 step: no free buffer for a step that the disk wants               no answer
 //   kHurry      a rank waits for a save: no rate limit until one has ended            no answer

@@ -23,7 +23,9 @@ bool HeldSteps::holds(int64_t wanted) const {
   return std::find(step.begin(), step.end(), wanted) != step.end();
 }
 
-int64_t HeldSteps::newest() const { return *std::max_element(step.begin(), step.end()); }
+int64_t HeldSteps::newest() const {
+  return std::max(passed, *std::max_element(step.begin(), step.end()));
+}
 
 int64_t CommonStep(std::span<const HeldSteps> ranks) {
   int64_t common = kNoStep;
@@ -67,6 +69,7 @@ HeldSteps SealTable::ReadRow(int rank) const {
     held.buffers = buffers >= 1 && buffers <= kMaxBuffers ? static_cast<int>(buffers) : kMaxBuffers;
     for (size_t i = 0; i < held.step.size(); ++i)
       held.step[i] = LoadWord(shared.step_plus_one[i]) - 1;
+    held.passed = LoadWord(shared.passed_plus_one) - 1;
     if (before % 2 == 0 && LoadWord(shared.sequence) == before) return held;
     sched_yield();
   }
@@ -88,12 +91,17 @@ void SealTable::Write(int rank, const HeldSteps& held) {
   StoreWord(shared.buffers, static_cast<uint64_t>(held.buffers));
   for (size_t i = 0; i < held.step.size(); ++i)
     StoreWord(shared.step_plus_one[i], held.step[i] + 1);
+  StoreWord(shared.passed_plus_one, held.passed + 1);
   StoreWord(shared.sequence, sequence + 1);
 }
 
 int64_t SealTable::wanted_step() const { return LoadWord(header().wanted_step_plus_one) - 1; }
 
 void SealTable::SetWantedStep(int64_t step) { StoreWord(header().wanted_step_plus_one, step + 1); }
+
+bool SealTable::is_led() const { return LoadWord(header().led) != 0; }
+
+void SealTable::SetLed() { StoreWord(header().led, uint64_t{1}); }
 
 SealTable::Cadence SealTable::cadence() const {
   const uint64_t word = LoadWord(header().cadence);

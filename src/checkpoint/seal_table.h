@@ -26,6 +26,9 @@ inline constexpr int64_t kNoStep = -1;
 struct HeldSteps {
   std::array<int64_t, kMaxBuffers> step{kNoStep, kNoStep, kNoStep};
   int buffers = kMaxBuffers;
+  // Of a rank on another machine, whose buffers are not told one by one: it is past all steps below
+  // this one.
+  int64_t passed = kNoStep;
 
   bool holds(int64_t wanted) const;
   int64_t newest() const;
@@ -56,6 +59,11 @@ class SealTable {
   int64_t wanted_step() const;
   void SetWantedStep(int64_t step);
 
+  // Ranks of several machines: they take snapshots of due and of wanted steps alone, since a copy
+  // of steps that others skip would cost a buffer each. Written by the keeper.
+  bool is_led() const;
+  void SetLed();
+
   // How often all ranks take a snapshot: from step `from` on, each step that `every` divides.
   // Written by rank 0.
   struct Cadence {
@@ -69,13 +77,15 @@ class SealTable {
   struct Header {
     int64_t wanted_step_plus_one;  // 0: none, so that zeroed memory means nothing
     uint64_t cadence;              // from << 16 | every; 0: each step
-    std::byte reserved[48];
+    uint64_t led;
+    std::byte reserved[40];
   };
   struct Row {
     uint64_t sequence;  // odd while it is written
     uint64_t buffers;
     std::array<int64_t, kMaxBuffers> step_plus_one;
-    std::byte reserved[88];
+    int64_t passed_plus_one;
+    std::byte reserved[80];
   };
   static_assert(sizeof(Header) == 64 && sizeof(Row) == 128);
   Header& header() const { return *reinterpret_cast<Header*>(mapping_.data()); }

@@ -377,6 +377,8 @@ void Coordinator::LookAtDeadlines() {
                           phase_ == CoordinatorPhase::kSuspect ||
                           phase_ == CoordinatorPhase::kReforming;
     if (going_on && RestCanGoOn()) {
+      for (const auto& [node, agent] : agents_)
+        end_plain_ = end_plain_ || (agent.leaving && HoldsPlain(node, agent.incarnation));
       Reform("a node leaves");
     } else if (going_on) {
       BeginStop(leave_signal_, "too few nodes stay");

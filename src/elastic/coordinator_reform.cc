@@ -70,7 +70,8 @@ void Coordinator::NodeLost(const std::string& node, uint64_t incarnation,
           .born = rank < 0 ? state_.target : 0,
           .fault_class = FaultClass::kNodeLost,
           .what = "node lost",
-          .detail = detail});
+          .detail = detail,
+          .plain = HoldsPlain(node, incarnation)});
   // A victim's ranks need another holder all the same.
   if (is_preparing()) StartRound();
 }
@@ -154,6 +155,16 @@ void Coordinator::Charge(const std::string& node, uint64_t agent, const control:
     }
   }
   Reform(fault.detail);
+}
+
+bool Coordinator::HoldsPlain(const std::string& node, uint64_t incarnation) const {
+  for (const RankRun& run : state_.commit.map.runs) {
+    if (run.node != node || run.incarnation != incarnation) continue;
+    for (int rank = run.first_rank; rank < run.first_rank + run.count; ++rank) {
+      if (plain_[static_cast<size_t>(rank)] && !state_.is_finished(rank)) return true;
+    }
+  }
+  return false;
 }
 
 bool Coordinator::WouldShrink() const {

@@ -64,8 +64,12 @@ void NodeAgent::On(const WorkerStaged& event) {
       slot->state = State::kActive;
   } else if (slot->state == State::kActive && event.left == committed_) {
     slot->state = State::kStaged;
-    // Most likely a peer has died, and we hear of it in a moment.
-    if (!is_preparing()) slot->due = now_ + options_.elastic.budget.soft_abort;
+    // Most likely a peer has died, and we hear of it in a moment: of a lost node, which may come
+    // back, only after its grace.
+    if (!is_preparing()) {
+      slot->due = now_ + options_.elastic.beat_loss + options_.elastic.rejoin_grace +
+                  options_.elastic.budget.soft_abort;
+    }
   }
 }
 

@@ -22,43 +22,20 @@ StateSource SourceOf(RestoreSource source) {
   return StateSource::kNothing;
 }
 
-// Agents do not commit checkpoints together yet: whoever asks is told so, before anything is
-// trained that could not be saved.
-class RefuseSaves final : public KeeperExtension {
- public:
-  explicit RefuseSaves(Keeper& keeper) : keeper_(keeper) {}
-
-  bool OnMessage(int slot, Message& message) override {
-    if (message.kind < MessageKind::kOpenRoot || message.kind > MessageKind::kCheckpointLast)
-      return false;
-    const absl::Status why =
-        absl::UnimplementedError("checkpoints of a job of several nodes are not supported yet");
-    keeper_.Answer(slot, message.request, why);
-    keeper_.Dispatch(RootRefused{std::string(MessageOf(why))});
-    return true;
-  }
-  void OnAbort(uint64_t) override {}
-  void OnQuiet() override {}
-  void OnCommit(const CommitGeneration&) override {}
-  void OnWorkerEnded(int) override {}
-  bool is_saving() const override { return false; }
-  void OnPersistCommon(const std::string&) override {}
-
- private:
-  Keeper& keeper_;
-};
-
 }  // namespace
 
 JobServices::JobServices(Keeper& keeper, WorkerHost& host, const LaunchOptions& options,
                          RunLedger& ledger, RunRecord& record, Console& console)
     : keeper_(keeper), ledger_(ledger), record_(record), console_(console) {
-  if (keeper_.peers() != nullptr) {
-    refusal_ = std::make_unique<RefuseSaves>(keeper_);
-    keeper_.Attach(refusal_.get());
-  } else {
-    AttachSaves(options);
-  }
+  SaveServiceOptions saves;
+  saves.job_name = options.job_id;
+  saves.fresh = options.fresh;
+  saves.take_over = options.take_over;
+  saves.committer = options.nodes ? options.nodes->node : HostName();
+  saves.plugins = options.plugins;
+  saves.observer = Observer();
+  saves_ = std::make_unique<SaveService>(keeper_, std::move(saves));
+  keeper_.Attach(saves_.get());
   MonitorListener listener;
   listener.on_finding = [this](const Verdict& verdict, const std::string& folder) {
     OnVerdict(verdict, folder);
@@ -72,22 +49,9 @@ JobServices::JobServices(Keeper& keeper, WorkerHost& host, const LaunchOptions& 
   keeper_.Attach(monitor_.get());
 }
 
-void JobServices::AttachSaves(const LaunchOptions& options) {
-  SaveServiceOptions saves;
-  saves.job_name = options.job_id;
-  saves.fresh = options.fresh;
-  saves.take_over = options.take_over;
-  saves.committer = HostName();
-  saves.plugins = options.plugins;
-  saves.observer = Observer();
-  saves_ = std::make_unique<SaveService>(keeper_, std::move(saves));
-  keeper_.Attach(saves_.get());
-}
-
 JobServices::~JobServices() {
   keeper_.Detach(monitor_.get());
-  if (refusal_ != nullptr) keeper_.Detach(refusal_.get());
-  if (saves_ != nullptr) keeper_.Detach(saves_.get());
+  keeper_.Detach(saves_.get());
 }
 
 SaveObserver JobServices::Observer() {
@@ -146,7 +110,6 @@ int64_t JobServices::LastProgressOf(const FaultRecord& fault) const {
 }
 
 bool JobServices::PersistLast(int64_t last_step) {
-  if (saves_ == nullptr) return false;
   if (const absl::Status saved = saves_->PersistLast(); !saved.ok()) {
     console_.Say(
         fmt::format("outlast: the newest step in memory could not be saved: {}", MessageOf(saved)));

@@ -40,7 +40,6 @@ class JobServices {
   bool PersistLast(int64_t last_step);
 
  private:
-  void AttachSaves(const LaunchOptions& options);
   SaveObserver Observer();
   void OnVerdict(const Verdict& verdict, const std::string& folder);
 
@@ -48,8 +47,7 @@ class JobServices {
   RunLedger& ledger_;
   RunRecord& record_;
   Console& console_;
-  std::unique_ptr<KeeperExtension> refusal_;  // of saves, in a job of several nodes
-  std::unique_ptr<SaveService> saves_;        // null: they are refused
+  std::unique_ptr<SaveService> saves_;
   std::unique_ptr<Monitor> monitor_;
   uint64_t generation_ = 0;
   int64_t committed_at_ns_ = 0;

@@ -78,7 +78,10 @@ class DeadlineBook {
   WorkLimit For(const OpenSection* section, uint8_t comm_kind, bool may_learn,
                 const OpenSection* outer = nullptr) const;
   // A new world, other sequence length or batch, a restart: everything is learned anew.
-  void Reset() { learned_.clear(); }
+  void Reset(int world) {
+    world_ = world;
+    learned_.clear();
+  }
 
  private:
   std::optional<absl::Duration> Learned(const WorkKey& key) const;

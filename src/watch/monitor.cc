@@ -51,7 +51,15 @@ void Monitor::OnCommit(const CommitGeneration& commit) {
 }
 
 void Monitor::ArmFor(const CommitGeneration& commit) {
-  state_->Arm(commit.generation);
+  std::vector<bool> elsewhere;
+  if (commit.job != nullptr) {
+    elsewhere.assign(static_cast<size_t>(commit.job->map.world), true);
+    for (const int rank : commit.ranks) {
+      if (rank >= 0) elsewhere[static_cast<size_t>(rank)] = false;
+    }
+  }
+  const int world = commit.job != nullptr ? commit.job->map.world : keeper_.world();
+  state_->Arm(commit.generation, world, std::move(elsewhere));
   frozen_ = FreezeReason::kNone;
   if (is_scheduled_) return;
   due_ = Clock::Real().Uptime();
@@ -127,9 +135,8 @@ void Monitor::PollNow() {
   PollInput input;
   input.monotonic_ns = MonotonicNanos();
   input.boottime_ns = BoottimeNanos();
-  for (size_t i = 0; i < commit_->members.size(); ++i) {
-    const int slot = commit_->members[i];
-    const int rank = static_cast<int>(i);
+  for (const int slot : commit_->members) {
+    const int rank = commit_->RankOf(slot);
     input.looks.push_back(LookAt(rank, slot, input.monotonic_ns));
     LookReader* reader = ReaderOf(slot);
     if (reader == nullptr) continue;
@@ -147,6 +154,12 @@ void Monitor::PollNow() {
 
 // --- Findings ---
 
+int Monitor::SlotOf(int rank) const {
+  const auto holds = [&](int slot) { return commit_->RankOf(slot) == rank; };
+  const auto found = std::find_if(commit_->members.begin(), commit_->members.end(), holds);
+  return found == commit_->members.end() ? -1 : *found;
+}
+
 // The culprits, and two of those that wait for them.
 std::vector<int> Monitor::SlotsForStacks(const Verdict& verdict) const {
   std::vector<int> slots;
@@ -157,7 +170,7 @@ std::vector<int> Monitor::SlotsForStacks(const Verdict& verdict) const {
   for (const Culprit& culprit : verdict.culprits) add(culprit.slot);
   const size_t roots = slots.size();
   for (const int rank : verdict.waiting) {
-    if (slots.size() < roots + 2) add(commit_->members[static_cast<size_t>(rank)]);
+    if (slots.size() < roots + 2) add(SlotOf(rank));
   }
   return slots;
 }
@@ -170,9 +183,8 @@ void Monitor::OnFinding(const Verdict& verdict, absl::Duration took) {
   std::string folder;
   if (!run_dir.empty()) {
     std::vector<BoxOfRank> boxes;
-    for (size_t i = 0; i < commit_->members.size(); ++i) {
-      boxes.push_back({static_cast<int>(i), keeper_.black_box(commit_->members[i]).fd()});
-    }
+    for (const int slot : commit_->members)
+      boxes.push_back({commit_->RankOf(slot), keeper_.black_box(slot).fd()});
     const auto written = WriteEvidence(run_dir, findings_, verdict, boxes, slots, took);
     if (written.ok()) folder = *written;
     if (!written.ok())
@@ -222,8 +234,7 @@ void Monitor::Act(const Verdict& verdict) {
   // all. Where nobody is to blame the generation ends by one of those that wait.
   std::vector<int> slots;
   for (const Culprit& culprit : verdict.culprits) slots.push_back(culprit.slot);
-  if (slots.empty())
-    slots.push_back(commit_->members[static_cast<size_t>(verdict.waiting.front())]);
+  if (slots.empty()) slots.push_back(SlotOf(verdict.waiting.front()));
   if (!given.stopped) slots.resize(1);
   for (const int slot : slots) {
     given.culprit = slot;

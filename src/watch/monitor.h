@@ -53,6 +53,8 @@ class Monitor final : public KeeperExtension {
   LookReader* ReaderOf(int slot);
   RankLook LookAt(int rank, int slot, int64_t now_ns);
   void OnFinding(const Verdict& verdict, absl::Duration took);
+  // Of a rank that this node holds.
+  int SlotOf(int rank) const;
   std::vector<int> SlotsForStacks(const Verdict& verdict) const;
   bool StillHolds(const Verdict& verdict, const std::vector<RankLook>& then);
   void Act(const Verdict& verdict);

@@ -59,10 +59,12 @@ std::string_view FreezeReasonName(FreezeReason reason) {
   return "unknown";
 }
 
-void MonitorState::Arm(uint64_t generation) {
+void MonitorState::Arm(uint64_t generation, int world, std::vector<bool> elsewhere) {
   armed_ = true;
   generation_ = generation;
-  book_.Reset();
+  world_ = world;
+  elsewhere_ = std::move(elsewhere);
+  book_.Reset(world);
   tracks_.clear();
   rounds_.clear();
   has_polled_ = false;
@@ -86,7 +88,9 @@ FreezeReason MonitorState::Frozen(const PollInput& input) const {
     ++alive;
     if (look.process == ProcessState::kStopped) ++stopped;
   }
-  if (alive > 0 && stopped == alive) return FreezeReason::kAllStopped;
+  // A node's only rank may well be stopped alone, while its peers elsewhere run.
+  const bool has_peers = std::find(elsewhere_.begin(), elsewhere_.end(), true) != elsewhere_.end();
+  if (alive > 0 && stopped == alive && !(alive == 1 && has_peers)) return FreezeReason::kAllStopped;
   if (!has_polled_) return FreezeReason::kNone;
   const int64_t poll_ns = absl::ToInt64Nanoseconds(options_.poll);
   const int64_t gap_ns = input.monotonic_ns - last_poll_ns_;
@@ -296,7 +300,7 @@ Verdict MonitorState::JudgeNow() {
     }
     pairs.push_back(pair);
   }
-  return JudgeRanks(pairs, {.world = world_, .generation = generation_});
+  return JudgeRanks(pairs, {.world = world_, .elsewhere = elsewhere_, .generation = generation_});
 }
 
 bool MonitorState::HasRecovered(const Round& round) const {

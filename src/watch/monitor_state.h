@@ -56,7 +56,10 @@ class MonitorState {
 
   // A generation begins: everything is learned anew (world, batch and speed may differ) and every
   // rule is armed.
-  void Arm(uint64_t generation);
+  void Arm(uint64_t generation) { Arm(generation, world_, {}); }
+  // The same, of another world than before. `elsewhere`: by rank, those on other nodes, of which
+  // there are no looks; empty: none.
+  void Arm(uint64_t generation, int world, std::vector<bool> elsewhere);
   // A generation ends, or nobody is to be judged for now.
   void Disarm() { armed_ = false; }
   // After a pause of the polls: ages start again, what was learned and reported stays.
@@ -115,6 +118,7 @@ class MonitorState {
 
   WatchdogOptions options_;
   int world_;
+  std::vector<bool> elsewhere_;  // by rank
   DeadlineBook book_;
   bool armed_ = false;
   uint64_t generation_ = 0;

@@ -262,7 +262,7 @@ class Judge {
     for (const auto& [node, states] : nodes) {
       const auto [stopped, alive] = states;
       // A node's only rank may well be a culprit, unless there is nobody else.
-      if (alive > 0 || (stopped == 1 && running > 0)) continue;
+      if (alive > 0 || (stopped == 1 && (running > 0 || HasElsewhere()))) continue;
       Say(VerdictClass::kFrozen, Confidence::kCertain,
           fmt::format("all ranks of node {} are stopped", node));
       return true;
@@ -319,10 +319,15 @@ class Judge {
     for (int i = 0; i < count(); ++i) {
       if (awaited[static_cast<size_t>(i)] && !waits[static_cast<size_t>(i)]) roots.push_back(i);
     }
-    if (!graph.groups.empty() && roots.empty()) return SayCycle();
+    const bool waits_elsewhere =
+        std::any_of(graph.groups.begin(), graph.groups.end(),
+                    [](const WaitGroup& group) { return group.is_elsewhere; });
+    if (!graph.groups.empty() && roots.empty() && !waits_elsewhere) return SayCycle();
     if (SayRoots(roots)) return;
     if (SayOverLimit(waits)) return;
     if (roots.empty() && SayAllJoined()) return;
+    if (roots.empty() && waits_elsewhere)
+      return SayNone("who waits here may wait for ranks of other nodes");
     if (verdict_.reason.empty()) SayNone("what is past its deadline moved between the looks");
   }
 
@@ -538,8 +543,12 @@ class Judge {
   }
 
   const WaitGraph& Graph() {
-    if (!graph_) graph_ = BuildWaitGraph(GraphInput(), options_.world);
+    if (!graph_) graph_ = BuildWaitGraph(GraphInput(), options_.world, options_.elsewhere);
     return *graph_;
+  }
+  bool HasElsewhere() const {
+    return std::find(options_.elsewhere.begin(), options_.elsewhere.end(), true) !=
+           options_.elsewhere.end();
   }
 
   // What the graph may use: ranks whose tables count; the others stay known by number only.

@@ -14,6 +14,10 @@
 // it are past theirs: rank 0 saves or evaluates while the others wait. Only a waiting rank's
 // declared limit, which is firm, overrules that. And an unwinding root is rank_left_early whatever
 // section its exception is leaving: it will not come.
+//
+// A node of several sees its own ranks only. Who waits in an operation that ranks of other nodes
+// belong to may wait for those: it is not blamed, and where nobody else is there is no verdict
+// here.
 #pragma once
 
 #include <cstdint>
@@ -154,6 +158,9 @@ struct Verdict {
 
 struct VerdictOptions {
   int world = 1;
+  // By rank, those that live on other nodes: nothing is known of them here, and their own nodes
+  // judge them. Empty: none does.
+  std::vector<bool> elsewhere;
   uint64_t generation =
       0;  // looks of other generations are ignored and counted; 0: the newest there is
   // An expired deadline starts a judgement. False: judge tables that carry none, such as saved

@@ -50,7 +50,8 @@ struct Member {
 
 class Builder {
  public:
-  Builder(std::span<const RankLooks> ranks, int world) : ranks_(ranks), world_(world) {
+  Builder(std::span<const RankLooks> ranks, int world, const std::vector<bool>& elsewhere)
+      : ranks_(ranks), world_(world), elsewhere_(elsewhere) {
     for (size_t i = 0; i < ranks.size(); ++i) {
       if (ranks[i].second != nullptr) index_of_rank_[ranks[i].second->rank] = static_cast<int>(i);
     }
@@ -80,9 +81,17 @@ class Builder {
     return comms;
   }
 
-  // Indices of the ranks that belong to the communicator, ascending; `is_complete` is false when
-  // some are not known.
-  std::vector<int> MembersOf(const std::vector<Member>& rows, bool* is_complete) const {
+  bool IsElsewhere(int rank) const {
+    return rank >= 0 && static_cast<size_t>(rank) < elsewhere_.size() &&
+           elsewhere_[static_cast<size_t>(rank)];
+  }
+  bool AnyElsewhere() const {
+    return std::find(elsewhere_.begin(), elsewhere_.end(), true) != elsewhere_.end();
+  }
+
+  // Indices of the ranks that belong to the communicator, ascending; notes in `group` whether all
+  // are known, and whether others live elsewhere.
+  std::vector<int> MembersOf(const std::vector<Member>& rows, WaitGroup* group) const {
     std::vector<int> indices;
     const CommLook* listed = nullptr;
     for (const Member& member : rows) {
@@ -91,6 +100,7 @@ class Builder {
     }
     if (listed != nullptr) {
       for (const uint32_t rank : *listed->members) {
+        group->is_elsewhere = group->is_elsewhere || IsElsewhere(static_cast<int>(rank));
         if (const auto found = index_of_rank_.find(static_cast<int>(rank));
             found != index_of_rank_.end()) {
           indices.push_back(found->second);
@@ -98,11 +108,13 @@ class Builder {
       }
     } else if (rows.front().second->row.size == static_cast<uint32_t>(world_)) {
       for (const auto& [rank, index] : index_of_rank_) indices.push_back(index);
+      group->is_elsewhere = AnyElsewhere();
     } else {
       for (const Member& member : rows) indices.push_back(member.index);
+      group->is_elsewhere = AnyElsewhere() && indices.size() < rows.front().second->row.size;
     }
     std::sort(indices.begin(), indices.end());
-    *is_complete = indices.size() >= rows.front().second->row.size;
+    group->is_complete = indices.size() >= rows.front().second->row.size;
     return indices;
   }
 
@@ -133,9 +145,9 @@ class Builder {
 
   void JudgeComm(const std::vector<Member>& rows) {
     WaitGroup group;
-    const std::vector<int> members = MembersOf(rows, &group.is_complete);
+    const std::vector<int> members = MembersOf(rows, &group);
     const std::optional<uint64_t> seq = PendingSeq(rows, members.size());
-    if (!seq) return;
+    if (!seq) return JudgeSilent(rows, std::move(group));
     group.comm = {rows.front().second->row.name, rows.front().second->row.id_hash, *seq,
                   *seq == 0 ? "init" : ""};
     group.kind = rows.front().second->row.kind;
@@ -156,7 +168,26 @@ class Builder {
     }
     if (group.waiting.empty()) return;
     if (*seq > 0) Compare(rows, *seq, &group);
-    (group.missing.empty() ? graph_.full : graph_.groups).push_back(std::move(group));
+    const bool is_full = group.missing.empty() && !group.is_elsewhere;
+    (is_full ? graph_.full : graph_.groups).push_back(std::move(group));
+  }
+
+  // A communicator that does not tell which operations are done, all of whose members here are
+  // equally far: whoever sits in a wait may wait for a member elsewhere.
+  void JudgeSilent(const std::vector<Member>& rows, WaitGroup group) {
+    if (!group.is_elsewhere) return;
+    for (const Member& member : rows) {
+      const auto& sections = ranks_[static_cast<size_t>(member.index)].second->progress.sections;
+      const bool waits = !sections.empty() && sections.back().phase == Phase::kCommWait;
+      if (member.knows_done() || !waits || !member.is_still()) continue;
+      group.comm = {rows.front().second->row.name, rows.front().second->row.id_hash,
+                    member.second->row.api_seq, ""};
+      group.waiting.push_back(member.index);
+    }
+    if (group.waiting.empty()) return;
+    group.kind = rows.front().second->row.kind;
+    group.is_complete = false;
+    graph_.groups.push_back(std::move(group));
   }
 
   // --- Signatures ---
@@ -234,7 +265,8 @@ class Builder {
     std::stable_sort(sides.begin(), sides.end(), [](const Side& a, const Side& b) {
       return a.members.size() > b.members.size();
     });
-    const bool is_tie = sides[0].members.size() == sides[1].members.size();
+    // Where more members live elsewhere, the majority may be there.
+    const bool is_tie = group->is_elsewhere || sides[0].members.size() == sides[1].members.size();
     Divergence found;
     found.comm = group->comm;
     found.kind = KindOf(sides[0], sides[1], first);
@@ -261,12 +293,10 @@ class Builder {
   }
 
   // Peers are ranks in the communicator.
-  std::optional<int> IndexOfPeer(const CommLook* comm, uint32_t peer) const {
-    uint32_t rank = peer;
+  static int RankOfPeer(const CommLook* comm, uint32_t peer) {
     if (comm != nullptr && comm->members != nullptr && peer < comm->members->size())
-      rank = (*comm->members)[peer];
-    const auto found = index_of_rank_.find(static_cast<int>(rank));
-    return found == index_of_rank_.end() ? std::nullopt : std::optional<int>(found->second);
+      return static_cast<int>((*comm->members)[peer]);
+    return static_cast<int>(peer);
   }
 
   void JudgePairs() {
@@ -285,12 +315,13 @@ class Builder {
         before->receives_done != mine.receives_done)
       return;
     const CommLook* comm = FindComm(look, mine.comm);
-    const std::optional<int> peer = IndexOfPeer(comm, mine.peer);
-    if (!peer) return;
-    const RankLooks& other = ranks_[static_cast<size_t>(*peer)];
-    const bool has_other = is_usable(static_cast<size_t>(*peer));
+    const int peer = RankOfPeer(comm, mine.peer);
+    const auto known = index_of_rank_.find(peer);
+    if (known == index_of_rank_.end() && !IsElsewhere(peer)) return;
+    const bool has_other =
+        known != index_of_rank_.end() && is_usable(static_cast<size_t>(known->second));
     const PairRow* theirs =
-        has_other ? FindPair(*other.second, mine.comm,
+        has_other ? FindPair(*ranks_[static_cast<size_t>(known->second)].second, mine.comm,
                              comm != nullptr ? comm->row.my_rank : static_cast<uint32_t>(look.rank))
                   : nullptr;
     const uint64_t received = theirs == nullptr ? 0 : theirs->receives_entered;
@@ -305,7 +336,8 @@ class Builder {
                   waits_to_send ? mine.sends_entered : mine.receives_entered,
                   waits_to_send ? "send" : "receive"};
     group.waiting = {index};
-    group.missing = {*peer};
+    if (known != index_of_rank_.end()) group.missing = {known->second};
+    group.is_elsewhere = known == index_of_rank_.end();
     group.is_pair = true;
     group.is_complete = has_other;
     graph_.groups.push_back(std::move(group));
@@ -313,14 +345,16 @@ class Builder {
 
   std::span<const RankLooks> ranks_;
   int world_;
+  const std::vector<bool>& elsewhere_;
   std::map<int, int> index_of_rank_;
   WaitGraph graph_;
 };
 
 }  // namespace
 
-WaitGraph BuildWaitGraph(std::span<const RankLooks> ranks, int world) {
-  return Builder(ranks, world).Build();
+WaitGraph BuildWaitGraph(std::span<const RankLooks> ranks, int world,
+                         const std::vector<bool>& elsewhere) {
+  return Builder(ranks, world, elsewhere).Build();
 }
 
 }  // namespace outlast

@@ -18,6 +18,8 @@ struct WaitGroup {
   std::vector<int> missing;
   bool is_pair = false;     // a send or a receive: waiting[0] -> missing[0]
   bool is_complete = true;  // every member and its progress are known
+  // Members live on other nodes, and may be all that is missing.
+  bool is_elsewhere = false;
 };
 
 // Members of one operation that entered it with different signatures.
@@ -32,12 +34,14 @@ struct Divergence {
 };
 
 struct WaitGraph {
-  std::vector<WaitGroup> groups;  // with someone missing
+  std::vector<WaitGroup> groups;  // with someone missing, or elsewhere
   std::vector<WaitGroup> full;    // pending although all joined
   std::vector<Divergence> divergences;
 };
 
-// `ranks` ascending by rank; null for a rank without usable data in both looks.
-WaitGraph BuildWaitGraph(std::span<const RankLooks> ranks, int world);
+// `ranks` ascending by rank; null for a rank without usable data in both looks. `elsewhere`: as in
+// VerdictOptions.
+WaitGraph BuildWaitGraph(std::span<const RankLooks> ranks, int world,
+                         const std::vector<bool>& elsewhere = {});
 
 }  // namespace outlast

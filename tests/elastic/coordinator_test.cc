@@ -131,6 +131,35 @@ TEST(Coordinator, ALostNodeIsReplacedByASpareAfterTheGraceAndCostsNoRestart) {
   EXPECT_EQ(bench.cluster.coordinator()->state().history.others, 1);
 }
 
+TEST(Coordinator, PlainWorkersStartAgainWhenANodeOfTheirsIsLost) {
+  ClusterOptions options = Nodes(4, 3, 3);
+  options.plain = true;
+  Bench bench(options);
+  ASSERT_TRUE(bench.RunsIn(1));
+  const std::vector<uint64_t> before = bench.Processes();
+  const int lost = static_cast<int>(bench.Holders()[2][2] - '0');
+  bench.cluster.CrashAgent(lost);
+  ASSERT_TRUE(bench.RunsIn(2));
+  const std::vector<uint64_t> after = bench.Processes();
+  for (const std::string& holder : bench.Holders()) {
+    const auto node = static_cast<size_t>(holder[2] - '0');
+    EXPECT_NE(after[node], before[node]) << "its peers and its port are of another generation";
+  }
+}
+
+TEST(Coordinator, WhoLeavesItsBodyBecauseANodeIsLostIsNotBlamed) {
+  Bench bench(Nodes(4, 3, 3));
+  ASSERT_TRUE(bench.RunsIn(1));
+  bench.Train();
+  const auto node_of = [&](int rank) { return static_cast<int>(bench.Holders()[rank][2] - '0'); };
+  const int survivor = node_of(0), lost = node_of(2);
+  bench.cluster.LeaveBody(survivor, 0);
+  bench.cluster.CrashAgent(lost);
+  ASSERT_TRUE(bench.RunsIn(2));
+  EXPECT_EQ(bench.cluster.coordinator()->state().history.crashes, 0);
+  EXPECT_EQ(bench.cluster.coordinator()->state().history.others, 1);
+}
+
 TEST(Coordinator, AStreamThatIsBackInItsGraceChangesNothing) {
   Bench bench(Nodes(8, 8, 8));
   ASSERT_TRUE(bench.RunsIn(1));

@@ -1,9 +1,9 @@
 // The trainer of the tests of several nodes: nothing but collectives, each sum of which is known.
-//   node_trainer LOG UNTIL [checkpoint root]
+//   node_trainer LOG UNTIL
 //
 // Trains until the file UNTIL is there, as rank 0 sees it. LOG gets a line "generation round rank
 // world pid" when a generation is entered (round 0) and each 20 rounds, and "done rank pid" at the
-// end. With a checkpoint root it is opened.
+// end.
 //
 // Ends with 0, 1 (the library refused something), 2 (usage), 4 (a wrong sum).
 #include <fcntl.h>
@@ -47,12 +47,8 @@ absl::StatusOr<bool> GoesOn(outlast::Group& group, const outlast::Generation& ge
   return values[0] == 0;
 }
 
-absl::Status Train(const std::string& log, const std::string& until, const char* root) {
+absl::Status Train(const std::string& log, const std::string& until) {
   OUTLAST_ASSIGN_OR_RETURN(const auto run, outlast::Run::Join());
-  std::unique_ptr<outlast::Checkpointer> checkpoints;
-  if (root != nullptr) {
-    OUTLAST_ASSIGN_OR_RETURN(checkpoints, outlast::Checkpointer::Open(*run, {.uri = root}));
-  }
   return run->ForEachGeneration([&](outlast::Generation& generation) -> absl::Status {
     OUTLAST_ASSIGN_OR_RETURN(auto group, outlast::Group::Make(generation, *run, "sums", 4096));
     const std::string rank = std::to_string(generation.rank());
@@ -75,8 +71,8 @@ absl::Status Train(const std::string& log, const std::string& until, const char*
 }  // namespace
 
 int main(int argc, char** argv) {
-  if (argc < 3) return 2;
-  const absl::Status status = Train(argv[1], argv[2], argc > 3 ? argv[3] : nullptr);
+  if (argc != 3) return 2;
+  const absl::Status status = Train(argv[1], argv[2]);
   if (!status.ok()) std::fprintf(stderr, "node_trainer: %s\n", status.ToString().c_str());
   return status.ok() ? 0 : 1;
 }

@@ -294,6 +294,95 @@ TEST_F(Nodes, ALeaderThatIsToldToLeaveStopsTheJob) {
   for (const int k : {1, 2}) EndsWith(k, 81);
 }
 
+// --- Checkpoints: the trainer knows its state of each step, and checks what it restores ---
+
+class NodesThatSave : public Nodes {
+ protected:
+  std::vector<std::string> Toy(int steps) const {
+    return {BuildFolder() / "outlast_toy_trainer",
+            "--steps",
+            std::to_string(steps),
+            "--step-ms",
+            "10",
+            "--ckpt-dir",
+            Path("root"),
+            "--ckpt-every",
+            "10",
+            "--log",
+            Path("log")};
+  }
+  void StartToys(const std::vector<int>& nodes, int steps,
+                 const std::vector<std::string>& flags = {}) {
+    for (const int k : nodes) Start(k, "2", flags, Toy(steps));
+  }
+  bool HasLine(const std::string& file, const std::string& part, int seconds = 60) const {
+    const absl::Duration deadline = Clock::Real().Uptime() + Within(seconds);
+    while (Read(file).find(part) == std::string::npos) {
+      if (Clock::Real().Uptime() > deadline) return false;
+      Clock::Real().SleepFor(absl::Milliseconds(5));
+    }
+    return true;
+  }
+  // The manifest of `step`; null: there is none.
+  nlohmann::json Manifest(int step) const {
+    for (const auto& entry : fs::directory_iterator(Path("root"))) {
+      const std::string name = entry.path().filename();
+      if (!name.starts_with("step-") || std::stoi(name.substr(5)) != step) continue;
+      std::ifstream file(entry.path() / "MANIFEST.json");
+      if (file) return nlohmann::json::parse(file, nullptr, false);
+    }
+    return nullptr;
+  }
+  static std::string PidOf(const std::string& events, int rank) {
+    std::istringstream lines(events);
+    std::string pid;
+    for (std::string line; std::getline(lines, line);) {
+      const auto event = nlohmann::json::parse(line, nullptr, false);
+      if (event.value("event", "") == "worker_started" && event.value("rank", -1) == rank)
+        pid = std::to_string(event.value("pid", 0));
+    }
+    return pid;
+  }
+};
+
+TEST_F(NodesThatSave, TheAgentsCommitOneCheckpointTogetherAndTheNextJobRestoresIt) {
+  StartToys({1, 2}, 30);
+  for (const int k : {1, 2}) EndsWith(k, 0, 60);
+  ASSERT_TRUE(Manifest(30).is_object()) << Seen();
+  EXPECT_EQ(Manifest(30)["world"], 4);
+
+  StartToys({1, 2}, 40);
+  for (const int k : {1, 2}) EndsWith(k, 0, 60);
+  EXPECT_THAT(Read("log.restores"), HasSubstr("1 30 3 disk"));
+  EXPECT_TRUE(Manifest(40).is_object()) << Seen();
+}
+
+TEST_F(NodesThatSave, AKilledRankComesBackFromWhatAllHave) {
+  StartToys({1, 2}, 60);
+  ASSERT_TRUE(HasLine("log", "\n1 15 3 ")) << Seen();
+  kill(std::stoi(PidOf(Read("runs/latest-n2/events.jsonl"), 3)), SIGKILL);
+  for (const int k : {1, 2}) EndsWith(k, 0, 90);
+  EXPECT_THAT(Read("log.restores"), HasSubstr("\n2 "));
+  EXPECT_TRUE(Manifest(60).is_object()) << Seen();
+}
+
+TEST_F(NodesThatSave, ASpareGoesOnFromTheDiskWithALostNodesRanks) {
+  StartToys({1, 2, 3}, 60, {"--spares", "1"});
+  ASSERT_TRUE(HasLine("log", "\n1 15 3 ")) << Seen();
+  agents_.at(2)->Kill();
+  EndsWith(1, 0, 120);
+  EndsWith(3, 0, 60);
+  EXPECT_THAT(Read("log.restores"), HasSubstr("\n2 "));
+  EXPECT_TRUE(Manifest(60).is_object()) << Seen();
+}
+
+TEST_F(NodesThatSave, AStopIsSavedByAllAndEndsWith80) {
+  StartToys({1, 2}, 100000);
+  ASSERT_TRUE(HasLine("log", "\n1 15 3 ")) << Seen();
+  agents_.at(2)->Signal(SIGTERM);
+  for (const int k : {1, 2}) EndsWith(k, 80);
+}
+
 // --- Refusals ---
 
 TEST_F(Nodes, AnotherTokenIsRefusedInOneLine) {
@@ -329,17 +418,6 @@ TEST_F(Nodes, AnAddressThatIsNotThisMachinesIsRefused) {
               HasSubstr("--advertise '192.0.2.1': an address of this machine wanted"));
 }
 
-TEST_F(Nodes, CheckpointsAreRefusedBeforeAnythingIsTrained) {
-  std::vector<std::string> trainer = Trainer();
-  trainer.push_back(Path("root"));
-  for (const int k : {1, 2}) Start(k, "2", {"-n", "1"}, trainer);
-  for (const int k : {1, 2}) {
-    EndsWith(k, 85);
-    EXPECT_THAT(agents_.at(k)->seen(),
-                HasSubstr("checkpoints of a job of several nodes are not supported yet"));
-  }
-}
-
 TEST_F(Nodes, TooFewNodesEndWithEightyFour) {
   StartTrainer(1, "2", {"--join-timeout", "1"});
   EndsWith(1, 84);
@@ -371,7 +449,8 @@ TEST_F(Nodes, APlainProgramIsRestartedWholeWhenOneRankFails) {
   // Rank 3 fails once; the others would run for ever in their first attempt.
   const std::string script = "echo $RANK $TORCHELASTIC_RESTART_COUNT >>" + Path("starts") +
                              "; [ $TORCHELASTIC_RESTART_COUNT != 0 ] && exit 0"
-                             "; [ $RANK = 3 ] && exit 7; exec sleep 600";
+                             "; [ $RANK != 3 ] && exec sleep 600; while [ $(wc -l <" +
+                             Path("starts") + ") -lt 4 ]; do sleep 0.01; done; exit 7";
   for (const int k : {1, 2}) Start(k, "2", {"--grace", "1"}, {"sh", "-c", script});
   for (const int k : {1, 2}) EndsWith(k, 0);
 

@@ -127,7 +127,7 @@ TEST(DeadlineBook, UsesTheLongestOfAllRanksAndForgetsOnReset) {
     book.Observe(1, {eval.id, eval.phase, 0}, absl::Seconds(40));
   }
   EXPECT_EQ(book.For(&eval, 0, true).limit, absl::Seconds(200));
-  book.Reset();
+  book.Reset(2);
   EXPECT_EQ(book.For(&eval, 0, true).limit, absl::Seconds(180));
   for (int i = 0; i < 8; ++i) book.Observe(0, {eval.id, eval.phase, 0}, absl::Seconds(4));
   EXPECT_EQ(book.For(&eval, 0, true).limit, absl::Seconds(20));

@@ -203,6 +203,8 @@ class Coordinator {
   bool IsExcluded(const std::string& node) const;
   bool HasWork(const Agent& agent) const;
   bool IsEarlyExit(int rank) const;
+  // Whether a process of this node never joined, by the newest map.
+  bool HoldsPlain(const std::string& node, uint64_t incarnation) const;
   AssignRequest Request() const;
   bool RestCanGoOn() const;
 

@@ -1,0 +1,399 @@
+#include "checkpoint/save_council.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "base/channel.h"
+#include "base/error.h"
+
+namespace outlast {
+namespace {
+
+constexpr uint8_t kVersion = 1;
+// Two kinds of messages share the channel.
+constexpr char kCouncil = 'C', kTeam = 'T';
+constexpr uint32_t kMostHeld = 64;
+constexpr uint32_t kMostTables = 1 << 16;
+constexpr uint32_t kMostReasons = 64;
+constexpr size_t kMostDecided = 256;
+
+void PutStatus(PayloadWriter& writer, const absl::Status& status) {
+  writer.Int(static_cast<int32_t>(status.code())).Text(MessageOf(status));
+}
+absl::Status TakeStatus(PayloadReader& reader) {
+  const auto code = reader.Int<int32_t>();
+  const std::string_view text = reader.Text();
+  if (code == 0) return absl::OkStatus();
+  const bool is_known =
+      code > 0 && code <= static_cast<int32_t>(absl::StatusCode::kUnauthenticated);
+  return MakeStatus(is_known ? static_cast<absl::StatusCode>(code) : absl::StatusCode::kUnknown,
+                    text);
+}
+void PutBool(PayloadWriter& writer, bool value) { writer.Int(static_cast<uint8_t>(value)); }
+bool TakeBool(PayloadReader& reader) { return reader.Int<uint8_t>() != 0; }
+void PutKey(PayloadWriter& writer, const SnapshotKey& key) {
+  writer.Int(key.generation).Int(key.step);
+}
+SnapshotKey TakeKey(PayloadReader& reader) {
+  SnapshotKey key;
+  key.generation = reader.Int<uint64_t>();
+  key.step = reader.Int<int64_t>();
+  return key;
+}
+void PutHeld(PayloadWriter& writer, const std::vector<SnapshotKey>& held) {
+  writer.Int(static_cast<uint32_t>(held.size()));
+  for (const SnapshotKey& key : held) PutKey(writer, key);
+}
+void PutTry(PayloadWriter& writer, const RestoreTry& at) { writer.Int(at.round).Int(at.attempt); }
+RestoreTry TakeTry(PayloadReader& reader) {
+  RestoreTry at;
+  at.round = reader.Int<uint32_t>();
+  at.attempt = reader.Int<uint32_t>();
+  return at;
+}
+
+// Reads a count that its elements may follow; over the cap nothing of the message is believed.
+class Counts {
+ public:
+  explicit Counts(PayloadReader& reader) : reader_(reader) {}
+  uint32_t Take(uint32_t most) {
+    const auto count = reader_.Int<uint32_t>();
+    fits_ = fits_ && count <= most;
+    return fits_ ? count : 0;
+  }
+  bool fits() const { return fits_; }
+
+ private:
+  PayloadReader& reader_;
+  bool fits_ = true;
+};
+
+std::vector<SnapshotKey> TakeHeld(PayloadReader& reader, Counts& counts) {
+  std::vector<SnapshotKey> held;
+  for (uint32_t left = counts.Take(kMostHeld); left > 0 && reader.ok(); --left)
+    held.push_back(TakeKey(reader));
+  return held;
+}
+
+void Put(PayloadWriter& writer, const TablesTold& told) {
+  writer.Text(told.known).Int(static_cast<uint32_t>(told.tables.size()));
+  for (const auto& [rank, table] : told.tables) writer.Int(rank).Text(table);
+}
+void Put(PayloadWriter& writer, const SealedTold& told) {
+  PutKey(writer, told.snapshot);
+  PutBool(writer, told.last);
+}
+void Put(PayloadWriter& writer, const SkippedTold& told) { writer.Int(told.step).Text(told.why); }
+void Put(PayloadWriter& writer, const FinishAsked& asked) { PutKey(writer, asked.snapshot); }
+void Put(PayloadWriter& writer, const PersistAsked& asked) {
+  PutHeld(writer, asked.held);
+  writer.Text(asked.reason);
+}
+void Put(PayloadWriter& writer, const RestoreAsked& asked) {
+  PutTry(writer, asked.at);
+  PutHeld(writer, asked.held);
+}
+void Put(PayloadWriter& writer, const RestoreVoted& voted) {
+  PutTry(writer, voted.at);
+  PutBool(writer, voted.ok);
+  PutBool(writer, voted.mismatch);
+  const size_t reasons = std::min<size_t>(voted.reasons.size(), kMostReasons);
+  writer.Int(static_cast<uint32_t>(reasons));
+  for (size_t i = 0; i < reasons; ++i) writer.Text(voted.reasons[i]);
+}
+void Put(PayloadWriter& writer, const AllTables& all) {
+  writer.Text(all.digest).Int(all.part).Int(all.parts).Text(all.bytes);
+  PutStatus(writer, all.refused);
+}
+void Put(PayloadWriter& writer, const StepDecided& decided) {
+  writer.Int(decided.step);
+  PutBool(writer, decided.common);
+  PutBool(writer, decided.saved);
+  writer.Text(decided.why);
+}
+void Put(PayloadWriter& writer, const SaveOver& over) {
+  writer.Int(over.step).Text(over.checkpoint).Int(over.bytes);
+  writer.Int(absl::ToInt64Nanoseconds(over.write_time));
+  PutStatus(writer, over.outcome);
+  PutBool(writer, over.last);
+  PutBool(writer, over.final);
+}
+void Put(PayloadWriter& writer, const RestoreChosen& chosen) {
+  PutTry(writer, chosen.at);
+  PutStatus(writer, chosen.refused);
+  writer.Int(static_cast<uint8_t>(chosen.source));
+  PutKey(writer, chosen.snapshot);
+  writer.Text(chosen.checkpoint);
+}
+void Put(PayloadWriter& writer, const RestoreJudged& judged) {
+  PutTry(writer, judged.at);
+  PutBool(writer, judged.restored);
+  writer.Text(judged.mismatch);
+}
+void Put(PayloadWriter& writer, const StepWanted& wanted) { writer.Int(wanted.step); }
+
+// Overloads by what is read; the argument is filled in.
+void Take(PayloadReader& reader, Counts& counts, TablesTold& told) {
+  told.known = std::string(reader.Text());
+  for (uint32_t left = counts.Take(kMostTables); left > 0 && reader.ok(); --left) {
+    const auto rank = reader.Int<uint32_t>();
+    told.tables[rank] = std::string(reader.Text());
+  }
+}
+void Take(PayloadReader& reader, Counts&, SealedTold& told) {
+  told.snapshot = TakeKey(reader);
+  told.last = TakeBool(reader);
+}
+void Take(PayloadReader& reader, Counts&, SkippedTold& told) {
+  told.step = reader.Int<int64_t>();
+  told.why = std::string(reader.Text());
+}
+void Take(PayloadReader& reader, Counts&, FinishAsked& asked) { asked.snapshot = TakeKey(reader); }
+void Take(PayloadReader& reader, Counts& counts, PersistAsked& asked) {
+  asked.held = TakeHeld(reader, counts);
+  asked.reason = std::string(reader.Text());
+}
+void Take(PayloadReader& reader, Counts& counts, RestoreAsked& asked) {
+  asked.at = TakeTry(reader);
+  asked.held = TakeHeld(reader, counts);
+}
+void Take(PayloadReader& reader, Counts& counts, RestoreVoted& voted) {
+  voted.at = TakeTry(reader);
+  voted.ok = TakeBool(reader);
+  voted.mismatch = TakeBool(reader);
+  for (uint32_t left = counts.Take(kMostReasons); left > 0 && reader.ok(); --left)
+    voted.reasons.emplace_back(reader.Text());
+}
+void Take(PayloadReader& reader, Counts&, AllTables& all) {
+  all.digest = std::string(reader.Text());
+  all.part = reader.Int<uint32_t>();
+  all.parts = reader.Int<uint32_t>();
+  all.bytes = std::string(reader.Text());
+  all.refused = TakeStatus(reader);
+}
+void Take(PayloadReader& reader, Counts&, StepDecided& decided) {
+  decided.step = reader.Int<int64_t>();
+  decided.common = TakeBool(reader);
+  decided.saved = TakeBool(reader);
+  decided.why = std::string(reader.Text());
+}
+void Take(PayloadReader& reader, Counts&, SaveOver& over) {
+  over.step = reader.Int<int64_t>();
+  over.checkpoint = std::string(reader.Text());
+  over.bytes = reader.Int<uint64_t>();
+  over.write_time = absl::Nanoseconds(reader.Int<int64_t>());
+  over.outcome = TakeStatus(reader);
+  over.last = TakeBool(reader);
+  over.final = TakeBool(reader);
+}
+void Take(PayloadReader& reader, Counts& counts, RestoreChosen& chosen) {
+  chosen.at = TakeTry(reader);
+  chosen.refused = TakeStatus(reader);
+  chosen.source = static_cast<RestoreSource>(reader.Int<uint8_t>());
+  if (chosen.source > RestoreSource::kRemote) counts.Take(0);
+  chosen.snapshot = TakeKey(reader);
+  chosen.checkpoint = std::string(reader.Text());
+}
+void Take(PayloadReader& reader, Counts&, RestoreJudged& judged) {
+  judged.at = TakeTry(reader);
+  judged.restored = TakeBool(reader);
+  judged.mismatch = std::string(reader.Text());
+}
+void Take(PayloadReader& reader, Counts&, StepWanted& wanted) {
+  wanted.step = reader.Int<int64_t>();
+}
+
+template <size_t kIndex = 0>
+std::optional<CouncilMessage> TakeKind(size_t kind, PayloadReader& reader, Counts& counts) {
+  if constexpr (kIndex < std::variant_size_v<CouncilMessage>) {
+    if (kind != kIndex) return TakeKind<kIndex + 1>(kind, reader, counts);
+    std::variant_alternative_t<kIndex, CouncilMessage> message;
+    Take(reader, counts, message);
+    return CouncilMessage(std::move(message));
+  } else {
+    return std::nullopt;
+  }
+}
+
+// A checkpoint's name becomes a path.
+bool HasSoundName(const CouncilMessage& message) {
+  const std::string* name = nullptr;
+  if (const auto* over = std::get_if<SaveOver>(&message)) name = &over->checkpoint;
+  if (const auto* chosen = std::get_if<RestoreChosen>(&message)) name = &chosen->checkpoint;
+  return name == nullptr || name->empty() || ParseCheckpointName(*name).has_value();
+}
+
+}  // namespace
+
+std::string Encode(const CouncilMessage& message) {
+  PayloadWriter writer;
+  writer.Int(kVersion).Int(static_cast<uint8_t>(message.index()));
+  std::visit([&](const auto& one) { Put(writer, one); }, message);
+  return writer.bytes();
+}
+
+absl::StatusOr<CouncilMessage> DecodeCouncilMessage(std::string_view bytes) {
+  PayloadReader reader(bytes);
+  const auto version = reader.Int<uint8_t>();
+  if (reader.ok() && version != kVersion) {
+    return Error(absl::StatusCode::kUnimplemented,
+                 "a message between agents about saves: version {}, this agent speaks {}", version,
+                 kVersion);
+  }
+  const auto kind = reader.Int<uint8_t>();
+  Counts counts(reader);
+  std::optional<CouncilMessage> message = TakeKind(kind, reader, counts);
+  if (!message || !reader.ok() || !counts.fits() || !reader.rest().empty() ||
+      !HasSoundName(*message)) {
+    return Error(absl::StatusCode::kInvalidArgument,
+                 "a message between agents about saves: kind {} in {} bytes is cut or malformed",
+                 kind, bytes.size());
+  }
+  return *std::move(message);
+}
+
+// --- What is decided
+
+std::optional<SnapshotKey> NewestCommon(
+    const std::map<std::string, std::vector<SnapshotKey>>& held_by_node) {
+  std::optional<SnapshotKey> newest;
+  if (held_by_node.empty()) return newest;
+  for (const SnapshotKey& key : held_by_node.begin()->second) {
+    const bool all_have_it = std::ranges::all_of(held_by_node, [&](const auto& node) {
+      return std::ranges::find(node.second, key) != node.second.end();
+    });
+    if (all_have_it && (!newest || key > *newest)) newest = key;
+  }
+  return newest;
+}
+
+bool SealTally::is_decided(int64_t step) const {
+  return step <= forgotten_ || decided_.contains(step);
+}
+
+void SealTally::Decide(int64_t step) {
+  open_.erase(step);
+  decided_.insert(step);
+  if (decided_.size() <= kMostDecided) return;
+  forgotten_ = *decided_.begin();
+  decided_.erase(decided_.begin());
+}
+
+std::vector<SealTally::Verdict> SealTally::Sealed(const std::string& node, const SealedTold& told) {
+  const int64_t step = told.snapshot.step;
+  std::vector<Verdict> verdicts;
+  if (is_decided(step) || !nodes_.contains(node)) return verdicts;
+  Open& open = open_[step];
+  const bool is_first = open.nodes.empty();
+  // One step of two generations is not one instant.
+  if (!is_first && open.sealed.snapshot != told.snapshot)
+    return Skipped(step, "its ranks sealed it in different generations");
+  const bool last = open.sealed.last || told.last;
+  open.sealed = told;
+  open.sealed.last = last;
+  open.nodes.insert(node);
+  if (open.nodes.size() < nodes_.size()) return verdicts;
+  const SealedTold sealed = open.sealed;
+  while (!open_.empty() && open_.begin()->first < step) {
+    const int64_t older = open_.begin()->first;
+    Decide(older);
+    verdicts.push_back({older, false, {}, "a newer step was complete first"});
+  }
+  Decide(step);
+  verdicts.push_back({step, true, sealed, ""});
+  return verdicts;
+}
+
+std::vector<SealTally::Verdict> SealTally::Skipped(int64_t step, const std::string& why) {
+  if (is_decided(step)) return {};
+  Decide(step);
+  return {{step, false, {}, why}};
+}
+
+// --- How it is said
+
+SaveCouncil::SaveCouncil(EventLoop& loop, Peers& peers, Ears ears)
+    : loop_(loop), peers_(peers), ears_(std::move(ears)) {
+  peers_.Listen(kPeerSaves,
+                {.on_message =
+                     [this, alive = alive_](const std::string& node, const std::string& bytes) {
+                       if (*alive && is_open()) Hear(node, bytes);
+                     },
+                 .on_up =
+                     [this, alive = alive_](const std::string& node) {
+                       if (!*alive || !is_open()) return;
+                       if (node == lead_) {
+                         const auto again = unanswered_;
+                         for (const auto& [topic, said] : again) Send(lead_, said);
+                       }
+                       ears_.on_up(node);
+                     },
+                 .on_down =
+                     [this, alive = alive_](const std::string& node, const std::string& why) {
+                       if (*alive && is_open()) ears_.on_lost(node, why);
+                     }});
+}
+
+SaveCouncil::~SaveCouncil() {
+  *alive_ = false;
+  peers_.Listen(kPeerSaves, {});
+}
+
+void SaveCouncil::Enter(std::string self, std::string lead, std::set<std::string> nodes) {
+  self_ = std::move(self);
+  lead_ = std::move(lead);
+  nodes_ = std::move(nodes);
+  unanswered_.clear();
+  ++entered_;
+}
+
+void SaveCouncil::Leave() {
+  nodes_.clear();
+  unanswered_.clear();
+}
+
+void SaveCouncil::TellLead(const std::string& topic, const CouncilMessage& message) {
+  if (!is_open()) return;
+  std::string bytes = kCouncil + Encode(message);
+  if (!topic.empty() && self_ != lead_) unanswered_[topic] = bytes;
+  Send(lead_, bytes);
+}
+
+void SaveCouncil::Tell(const std::string& node, const CouncilMessage& message) {
+  if (is_open()) Send(node, kCouncil + Encode(message));
+}
+
+void SaveCouncil::TellAll(const CouncilMessage& message) {
+  const std::string bytes = kCouncil + Encode(message);
+  for (const std::string& node : nodes_) Send(node, bytes);
+}
+
+void SaveCouncil::TellTeam(const std::string& node, const SaveTeamMessage& message) {
+  if (is_open()) Send(node, kTeam + Encode(message));
+}
+
+void SaveCouncil::Send(const std::string& node, const std::string& bytes) {
+  if (node == self_) {
+    loop_.Post([this, alive = alive_, entered = entered_, bytes] {
+      if (*alive && is_open() && entered == entered_) Hear(self_, bytes);
+    });
+    return;
+  }
+  // A lead or a follower that is gone: its loss ends the generation.
+  if (!peers_.Send(node, kPeerSaves, bytes).ok()) ++refused_;
+}
+
+void SaveCouncil::Hear(const std::string& node, std::string_view bytes) {
+  const char kind = bytes.empty() ? '\0' : bytes.front();
+  if (!bytes.empty()) bytes.remove_prefix(1);
+  if (kind == kTeam) {
+    if (auto message = DecodeSaveTeamMessage(bytes); message.ok())
+      return ears_.on_team(node, *message);
+  } else if (kind == kCouncil) {
+    if (auto message = DecodeCouncilMessage(bytes); message.ok())
+      return ears_.on_message(node, *message);
+  }
+  ++refused_;
+}
+
+}  // namespace outlast

@@ -1,0 +1,164 @@
+// The save service's part in a job of several nodes: what one node decides by itself when it holds
+// all ranks, the agents decide together here (save_council.h, save_team.h).
+//
+//   a node's ranks have all sealed a step ──> the lead: have all nodes? ──> SaveLead, SaveMembers
+//   a node's ranks all want to restore, vote, finish ──> the lead decides, every node does
+//
+// The folder of the root is one that all nodes see; the lead alone has its claim. Whoever becomes
+// lead takes a new claim of the same run, finishes what a former lead had left whole, and goes on.
+//
+// A rank keeps its snapshots as long as it stays where it is; when the world or its place changes,
+// its buffers are made anew, and the choice of a restore is the disk.
+#pragma once
+
+#include <map>
+#include <memory>
+#include <optional>
+#include <set>
+#include <string>
+#include <vector>
+
+#include "checkpoint/save_council.h"
+#include "checkpoint/save_service.h"
+
+namespace outlast {
+
+// Belongs to the keeper's loop.
+class SaveService::Nodes {
+ public:
+  explicit Nodes(SaveService& service);
+  ~Nodes();
+
+  void OnCommit(const CommitGeneration& commit);
+  void OnAbort(uint64_t generation);
+
+  // The root is open here, without a claim yet.
+  void OnOpened();
+  // Takes the root's claim if this agent is the lead and knows which root.
+  void TakeLead();
+  bool is_lead() const { return council_->is_lead(); }
+  int rank(size_t slot) const { return slot < ranks_.size() ? ranks_[slot] : -1; }
+  int world() const { return world_; }
+
+  // A rank has told its whole table.
+  void OnTable(size_t slot);
+  // It holds its rank's buffers of the present plan.
+  bool has_buffers(size_t slot) const;
+  void OnBuffersMade(const absl::Status& status);
+
+  void OnSealedHere(int64_t step, Save sealed);
+  void OnSkippedHere(int64_t step);
+  // It was decided without what a rank here seals now.
+  bool is_void(int64_t step) const { return void_.contains(step); }
+  bool has_restored() const { return has_restored_; }
+
+  void OnAllFinish(int64_t step);
+  void RetryFinish(int64_t step);
+  void OnPersistCommon(const std::string& reason);
+  absl::Status PersistLast() const;
+
+  // The lead's saves.
+  void Drop(int64_t step, const std::string& why);
+  void StartSave(const Save& save);
+  void TellOver(const Save& save, const absl::StatusOr<PersistResult>& result, bool is_final);
+  void WantSave();
+
+  void OnAllChoose();
+  void TellChoice(const RestoreChoice& choice);
+  void TellNoChoice(const absl::Status& status);
+  void OnAllVoted();
+  // A later restore of the same generation begins.
+  void NextRound();
+
+ private:
+  void Hear(const std::string& node, const CouncilMessage& message);
+  void Take(const std::string& node, const TablesTold& told);
+  void Take(const std::string& node, const SealedTold& told);
+  void Take(const std::string& node, const SkippedTold& told);
+  void Take(const std::string& node, const FinishAsked& asked);
+  void Take(const std::string& node, const PersistAsked& asked);
+  void Take(const std::string& node, const RestoreAsked& asked);
+  void Take(const std::string& node, const RestoreVoted& voted);
+  void Take(const std::string& node, const AllTables& all);
+  void Take(const std::string& node, const StepDecided& decided);
+  void Take(const std::string& node, const SaveOver& over);
+  void Take(const std::string& node, const RestoreChosen& chosen);
+  void Take(const std::string& node, const RestoreJudged& judged);
+  void Take(const std::string& node, const StepWanted& wanted);
+
+  void LeaveOldBuffers();
+  void CleanUp();
+  void GiveUpLead();
+  bool AnyLacksBuffers() const;
+  void TellTables();
+  void MakeBuffers(const std::string& tables);
+  void AssembleTables();
+  void RefuseTables(const absl::Status& why);
+  void Decide(const std::vector<SealTally::Verdict>& verdicts);
+  void Say(const StepDecided& decided);
+  void ChooseIfAllAsked();
+  void JudgeIfAllVoted();
+  void OnSaveDone(const Save& save, uint64_t generation, absl::StatusOr<PersistResult> result);
+  void End(const Save& save, const absl::StatusOr<PersistResult>& result);
+  void OnLeadOpened(absl::StatusOr<std::shared_ptr<Opened>> opened,
+                    const std::vector<std::pair<std::string, Manifest>>& heads);
+
+  std::vector<SnapshotKey> HeldHere() const;
+  std::optional<Save> Find(const SnapshotKey& key) const;
+  void KeepOnly(const std::optional<SnapshotKey>& key);
+  void WriteOtherRows();
+  void Unpin(const Save& save);
+  absl::StatusOr<std::vector<LocalRank>> Pin(const SaveOrder& order);
+  void MakeMember();
+  CommitLimits Limits() const;
+
+  SaveService& of_;
+  std::shared_ptr<bool> alive_ = std::make_shared<bool>(true);
+  std::unique_ptr<SaveCouncil> council_;
+
+  // --- This node
+  std::vector<int> ranks_;  // by slot; -1: none
+  int world_ = 0;
+  uint64_t aborted_ = 0;
+  std::vector<int> made_for_;  // by slot: whose buffers it has; -1: none
+  int made_world_ = 0;
+  std::string known_;          // digest of the tables that they were made for
+  std::string parts_;          // of all tables, being received
+  std::string wanted_digest_;  // of those that buffers are being made for
+  std::vector<int> making_ranks_;
+  int making_world_ = 0;
+  std::unique_ptr<SaveMember> member_;
+  std::map<int64_t, Save> awaiting_;  // sealed by all ranks here, and pinned until it is decided
+  struct WrittenHere {
+    std::vector<LocalRank> pinned;
+  };
+  std::vector<std::vector<Buffer>> left_;  // of former places, as long as `written_` may read them
+  std::map<std::string, WrittenHere> written_;   // for the member; by checkpoint
+  std::set<int64_t> void_;                       // decided without a save
+  int64_t common_ = kNoStep, passed_ = kNoStep;  // as all rows of other nodes' ranks say
+  bool has_restored_ = false;
+  uint32_t round_ = 0;
+
+  // --- The lead
+  bool has_claim_ = false, is_taking_ = false;
+  std::unique_ptr<SerialThread> disk_;
+  std::unique_ptr<SaveLead> lead_;
+  std::map<std::string, std::vector<uint32_t>> ranks_of_;  // by node
+  std::set<std::string> active_;                           // nodes whose work is not done
+  std::map<uint32_t, std::string> tables_;
+  std::map<std::string, std::string> known_by_;  // by node
+  SealTally tally_;
+  std::map<int64_t, StepDecided> said_;  // newest decisions, for who asks again
+  std::optional<SaveOver> last_over_;
+  std::map<int64_t, std::set<std::string>> finish_asked_;
+  std::map<std::string, std::vector<SnapshotKey>> persist_asked_;
+  RestoreTry at_;
+  std::map<std::string, std::vector<SnapshotKey>> asked_;
+  std::map<std::string, RestoreVoted> votes_;
+  std::optional<RestoreChosen> chosen_;
+  std::optional<RestoreJudged> judged_;
+  bool wants_choice_ = false;  // all have asked, but the claim is not here yet
+  int64_t wanted_step_ = kNoStep, notice_ = 2;
+};
+
+}  // namespace outlast

@@ -1,0 +1,502 @@
+// Jobs of several nodes that save and restore: real agents' parts, peers over loopback TCP, and one
+// folder that all see.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <atomic>
+#include <functional>
+#include <map>
+#include <memory>
+#include <string>
+#include <thread>
+#include <utility>
+#include <vector>
+
+#include "checkpoint/save_council.h"
+#include "outlast/base/mutex.h"
+#include "outlast/elastic/messages.h"
+#include "outlast/testing/time_factor.h"
+#include "testing/local_cluster.h"
+#include "tests/checkpoint/disk_fixture.h"
+#include "tests/checkpoint/job_fixture.h"
+
+namespace outlast {
+namespace {
+
+using ::testing::Contains;
+using ::testing::Each;
+using ::testing::ElementsAre;
+using ::testing::Field;
+using ::testing::HasSubstr;
+using ::testing::IsEmpty;
+using ::testing::Not;
+using testing::LocalCluster;
+using testing::LocalClusterOptions;
+using testing::LocalNodeResult;
+using testing::TimeFactor;
+
+const auto kEndsWithZero = Each(Field(&LocalNodeResult::exit_code, 0));
+
+struct ClusterSpec {
+  int nodes = 2, slots = 2;
+  int64_t steps = 30;
+  int min_world = 0;  // 0: all
+  int world = 0;      // 0: all slots
+  // Goes past a step that this divides only when it is durable, or its generation has ended; 0: as
+  // fast as it can.
+  int64_t waits_at = 0;
+  CheckpointerOptions checkpoints;
+  absl::Duration auto_interval = absl::Seconds(5);
+  // Of every agent; asked by the lead.
+  std::function<void(LocalCluster&, int64_t step)> at_hook;
+  // Called by each rank before the update of each step.
+  std::function<void(LocalCluster&, Generation&, int node, int64_t step)> at_step =
+      [](LocalCluster&, Generation&, int, int64_t) {};
+  // Called on the loop, of the node that says it.
+  std::function<void(LocalCluster&, int node, int64_t step)> on_durable =
+      [](LocalCluster&, int, int64_t) {};
+};
+
+// What the ranks and the agents saw.
+struct Saw {
+  std::vector<LocalNodeResult> results;
+  std::atomic<int> wrong_states{0}, finished{0};
+  std::atomic<int64_t> newest_durable{0};
+  Mutex mutex;
+  struct Restored {
+    uint64_t generation = 0;
+    int rank = 0;
+    int64_t step = 0;
+    std::string from;
+    bool operator==(const Restored&) const = default;
+  };
+  std::vector<Restored> restored ABSL_GUARDED_BY(mutex);
+  std::map<int, std::vector<int64_t>> durable;       // by node; the loop's thread
+  std::map<int, std::vector<std::string>> notes;     // the loop's thread
+  std::map<int, std::vector<std::string>> failures;  // the loop's thread
+
+  std::vector<Restored> OfGeneration(uint64_t generation) {
+    MutexLock lock(mutex);
+    std::vector<Restored> of;
+    for (const Restored& one : restored) {
+      if (one.generation == generation) of.push_back(one);
+    }
+    std::ranges::sort(of, {}, &Restored::rank);
+    return of;
+  }
+};
+
+LocalClusterOptions Quick(int nodes, int slots) {
+  LocalClusterOptions options{.nodes = nodes, .slots = slots};
+  options.elastic.rejoin_grace = absl::Milliseconds(200) * TimeFactor();
+  options.elastic.last_call = absl::Milliseconds(100) * TimeFactor();
+  return options;
+}
+
+// A rank that was killed stays where it was.
+void WaitForEnd(const Generation& generation) {
+  while (generation.Check().ok()) usleep(500);
+}
+
+// A trainer whose replicated state lies on every rank, and one box of a sharded tensor.
+class RankState {
+ public:
+  RankState(int rank, int world) : shard_(static_cast<size_t>(kShards / world), 0) {
+    offset_.set(0, rank * (kShards / world));
+    global_.set(0, kShards);
+  }
+  StateView View() {
+    StateView view = toy_.State();
+    Shape extent = Shape::Zeros(1);
+    extent.set(0, static_cast<int64_t>(shard_.size()));
+    view.regions.push_back({"shard", DType::kF32, global_, offset_, extent,
+                            std::as_writable_bytes(std::span(shard_))});
+    return view;
+  }
+  void Update(int64_t step) {
+    toy_.Update(step);
+    for (size_t i = 0; i < shard_.size(); ++i)
+      shard_[i] = static_cast<float>(step + 1 + offset_[0] + static_cast<int64_t>(i));
+  }
+  bool IsOf(int64_t step) const {
+    for (size_t i = 0; i < shard_.size() && step > 0; ++i) {
+      if (shard_[i] != static_cast<float>(step + offset_[0] + static_cast<int64_t>(i)))
+        return false;
+    }
+    return toy_.IsStateOf(step);
+  }
+
+ private:
+  static constexpr int64_t kShards = 4000;
+  Toy toy_{20'000};
+  Shape offset_ = Shape::Zeros(1), global_ = Shape::Zeros(1);
+  std::vector<float> shard_;
+};
+
+class CallHook final : public CommitHook {
+ public:
+  explicit CallHook(std::function<void(int64_t step)> call) : call_(std::move(call)) {}
+  std::string_view name() const override { return "call"; }
+  absl::Duration deadline() const override { return absl::Minutes(1); }
+  HookVerdict Check(const HookView& view, const std::function<bool()>&) override {
+    call_(view.step);
+    return {};
+  }
+
+ private:
+  const std::function<void(int64_t step)> call_;
+};
+
+void RunCluster(const ClusterSpec& spec, Saw& saw) {
+  std::map<int, std::unique_ptr<SaveService>> services;
+  LocalCluster* self = nullptr;
+  LocalClusterOptions options = Quick(spec.nodes, spec.slots);
+  options.timeout = absl::Seconds(20) * TimeFactor();
+  options.elastic.membership.min_world = spec.min_world;
+  options.elastic.membership.max_world = spec.world;
+  options.prepare = [&](Keeper& keeper, int node) {
+    SaveServiceOptions service;
+    service.job_name = "job";
+    service.shortest_auto = service.longest_auto = spec.auto_interval;
+    service.committer = "n" + std::to_string(node);
+    service.observer.on_durable = [&, node](int64_t step, const PersistResult&) {
+      saw.durable[node].push_back(step);
+      saw.newest_durable = std::max<int64_t>(saw.newest_durable, step);
+      spec.on_durable(*self, node, step);
+    };
+    service.observer.on_failed = [&, node](int64_t, const absl::Status& error) {
+      saw.failures[node].emplace_back(MessageOf(error));
+    };
+    service.observer.on_note = [&, node](const std::string& line) {
+      saw.notes[node].push_back(line);
+    };
+    if (spec.at_hook)
+      service.own_hooks = {std::make_shared<CallHook>(
+          [&](int64_t step) { spec.at_hook(*self, step); })};
+    services[node] = std::make_unique<SaveService>(keeper, std::move(service));
+    keeper.Attach(services[node].get());
+  };
+  options.finish = [&](Keeper& keeper, int node) {
+    keeper.Detach(services[node].get());
+    services[node].reset();
+  };
+  LocalCluster cluster(options);
+  self = &cluster;
+  saw.results = cluster.Run([&](outlast::Run& run, int node) -> absl::Status {
+    OUTLAST_ASSIGN_OR_RETURN(const auto checkpoints, Checkpointer::Open(run, spec.checkpoints));
+    std::unique_ptr<RankState> state;
+    return run.ForEachGeneration([&](Generation& generation) -> absl::Status {
+      state = std::make_unique<RankState>(generation.rank(), generation.world());
+      OUTLAST_ASSIGN_OR_RETURN(auto group, Group::Make(generation, run, "grads", 4096));
+      OUTLAST_ASSIGN_OR_RETURN(int64_t step, checkpoints->Restore(state->View()));
+      if (!state->IsOf(step)) ++saw.wrong_states;
+      {
+        MutexLock lock(saw.mutex);
+        saw.restored.push_back({generation.number(), generation.rank(), step,
+                                step == 0 ? "" : checkpoints->stats().restored_from});
+      }
+      for (; step < spec.steps; ++step) {
+        OUTLAST_RETURN_IF_ERROR(generation.Check());
+        spec.at_step(cluster, generation, node, step);
+        OUTLAST_RETURN_IF_ERROR(group.Barrier());
+        OUTLAST_RETURN_IF_ERROR(checkpoints->BeforeUpdate());
+        state->Update(step);
+        OUTLAST_RETURN_IF_ERROR(checkpoints->SaveIfDue(step + 1, state->View()));
+        if (spec.waits_at == 0 || (step + 1) % spec.waits_at != 0) continue;
+        while (saw.newest_durable < step + 1 && generation.Check().ok()) usleep(500);
+      }
+      OUTLAST_RETURN_IF_ERROR(checkpoints->Finish(spec.steps, state->View()));
+      ++saw.finished;
+      return absl::OkStatus();
+    });
+  });
+}
+
+// For people, when a test fails.
+std::string TextOf(const Saw& saw) {
+  std::string text;
+  for (size_t node = 0; node < saw.results.size(); ++node) {
+    const LocalNodeResult& result = saw.results[node];
+    text += "\nn" + std::to_string(node) + " exit " + std::to_string(result.exit_code) + ": " +
+            result.reason;
+    for (const FaultRecord& fault : result.faults)
+      text += "\n  fault of rank " + std::to_string(fault.rank) + ": " + fault.detail;
+    for (const std::string& line : result.lines) text += "\n  " + line;
+    const auto add = [&](const char* what, const auto& lines) {
+      const auto found = lines.find(static_cast<int>(node));
+      if (found == lines.end()) return;
+      for (const std::string& line : found->second) text += std::string("\n  ") + what + line;
+    };
+    add("note: ", saw.notes);
+    add("failed: ", saw.failures);
+  }
+  return text;
+}
+
+Manifest NewestManifest(const std::string& root) {
+  const Listing listing =
+      Root::Open(root, {.access = Access::kRead}).value()->List(Root::Look::kWhole).value();
+  const Chain chain = ResolveChain(listing.checkpoints);
+  if (chain.members.empty()) return {};
+  return *listing.checkpoints[chain.members.front()].manifest;
+}
+
+TEST(SaveNodes, TwoAgentsCommitOneCheckpointOfAllRanks) {
+  const TempFolder folder;
+  Saw saw;
+
+  RunCluster({.steps = 20, .checkpoints = {.uri = folder.path(), .every = Every::Steps(10)}}, saw);
+
+  ASSERT_THAT(saw.results, kEndsWithZero) << TextOf(saw);
+  EXPECT_EQ(saw.finished, 4);
+  EXPECT_EQ(saw.wrong_states, 0);
+  EXPECT_THAT(CommittedSteps(folder.path()), ElementsAre(20, 10));
+  const Manifest manifest = NewestManifest(folder.path());
+  EXPECT_EQ(manifest.world, 4u);
+  EXPECT_EQ(manifest.receipts.size(), 4u);
+  EXPECT_EQ(manifest.committed_by.agent, "n0");
+  EXPECT_THAT(saw.durable[0], ElementsAre(10, 20));
+  EXPECT_THAT(saw.durable[1], ElementsAre(10, 20));
+}
+
+TEST(SaveNodes, RanksThatStayWhereTheyAreRestoreFromMemory) {
+  const TempFolder folder;
+  Saw saw;
+
+  RunCluster({.steps = 20,
+              .checkpoints = {.uri = folder.path(), .every = Every::Steps(5)},
+              .at_step =
+                  [](LocalCluster& cluster, Generation& generation, int node, int64_t step) {
+                    if (generation.number() != 1 || generation.rank() != 3 || step != 12) return;
+                    cluster.KillRank(node, 1);
+                    WaitForEnd(generation);
+                  }},
+             saw);
+
+  ASSERT_THAT(saw.results, kEndsWithZero) << TextOf(saw);
+  EXPECT_EQ(saw.wrong_states, 0) << TextOf(saw);
+  EXPECT_THAT(saw.OfGeneration(2), ElementsAre(Saw::Restored{2, 0, 10, "memory"},
+                                               Saw::Restored{2, 1, 10, "memory"},
+                                               Saw::Restored{2, 2, 10, "memory"},
+                                               Saw::Restored{2, 3, 10, "memory"}))
+      << TextOf(saw);
+  EXPECT_EQ(NewestManifest(folder.path()).step, 20);
+}
+
+TEST(SaveNodes, NewAgentsRestoreWhatFormerOnesCommitted) {
+  const TempFolder folder;
+  const CheckpointerOptions options{.uri = folder.path(), .every = Every::Steps(10)};
+  Saw first, second;
+
+  RunCluster({.steps = 20, .checkpoints = options}, first);
+  RunCluster({.steps = 30, .checkpoints = options}, second);
+
+  ASSERT_THAT(first.results, kEndsWithZero) << TextOf(first);
+  ASSERT_THAT(second.results, kEndsWithZero) << TextOf(second);
+  EXPECT_EQ(second.wrong_states, 0);
+  EXPECT_THAT(second.OfGeneration(1), ElementsAre(Saw::Restored{1, 0, 20, "disk"},
+                                                  Saw::Restored{1, 1, 20, "disk"},
+                                                  Saw::Restored{1, 2, 20, "disk"},
+                                                  Saw::Restored{1, 3, 20, "disk"}));
+  EXPECT_THAT(CommittedSteps(folder.path()), ElementsAre(30, 20, 10));
+}
+
+// All receipts are there, and the lead asks its hooks, when a follower's node goes.
+TEST(SaveNodes, AFollowersEndAbortsTheSaveAndTheNextOneCommits) {
+  const TempFolder folder;
+  Saw saw;
+  std::atomic<bool> is_killed{false}, is_over{false};
+
+  RunCluster({.steps = 40,
+              .min_world = 2,
+              .waits_at = 10,
+              .checkpoints = {.uri = folder.path(), .every = Every::Steps(10), .keep_last = 9},
+              .at_hook =
+                  [&](LocalCluster& cluster, int64_t step) {
+                    if (step != 20 || is_killed.exchange(true)) return;
+                    cluster.KillNode(1);
+                    while (!is_over) usleep(1000);
+                  },
+              .at_step =
+                  [&](LocalCluster&, Generation& generation, int, int64_t) {
+                    if (generation.number() > 1) is_over = true;
+                  }},
+             saw);
+
+  ASSERT_EQ(saw.results[0].exit_code, 0) << TextOf(saw);
+  EXPECT_EQ(saw.wrong_states, 0);
+  EXPECT_THAT(saw.OfGeneration(2), ElementsAre(Saw::Restored{2, 0, 10, "disk"},
+                                               Saw::Restored{2, 1, 10, "disk"}))
+      << TextOf(saw);
+  EXPECT_THAT(CommittedSteps(folder.path()), ElementsAre(40, 30, 20, 10)) << TextOf(saw);
+  EXPECT_EQ(NewestManifest(folder.path()).world, 2u);
+  EXPECT_THAT(saw.failures[0], Contains(HasSubstr("generation 1"))) << TextOf(saw);
+}
+
+TEST(SaveNodes, ANewLeadTakesTheRootAndFinishesWhatTheFormerOneLeftWhole) {
+  const TempFolder folder;
+  Saw saw;
+  std::atomic<bool> is_killed{false};
+
+  RunCluster({.steps = 40,
+              .min_world = 2,
+              .waits_at = 10,
+              .checkpoints = {.uri = folder.path(), .every = Every::Steps(10), .keep_last = 9},
+              .at_hook =
+                  [&](LocalCluster& cluster, int64_t step) {
+                    if (step == 20 && !is_killed.exchange(true)) cluster.KillNode(0);
+                  }},
+             saw);
+
+  ASSERT_EQ(saw.results[1].exit_code, 0) << TextOf(saw);
+  EXPECT_EQ(saw.wrong_states, 0);
+  EXPECT_THAT(saw.OfGeneration(2), ElementsAre(Saw::Restored{2, 0, 20, "disk"},
+                                               Saw::Restored{2, 1, 20, "disk"}))
+      << TextOf(saw);
+  EXPECT_THAT(CommittedSteps(folder.path()), ElementsAre(40, 30, 20, 10)) << TextOf(saw);
+  EXPECT_EQ(NewestManifest(folder.path()).committed_by.agent, "n1");
+  EXPECT_EQ(NewestManifest(folder.path()).claim, 2u);
+}
+
+// Node 2 holds no rank at first; its ranks' root, tables and buffers come when it takes over.
+TEST(SaveNodes, ASpareThatTakesALostNodesRanksOpensTheRootAndRestoresFromDisk) {
+  const TempFolder folder;
+  Saw saw;
+  std::atomic<bool> is_killed{false};
+
+  RunCluster({.nodes = 3,
+              .steps = 40,
+              .world = 4,
+              .waits_at = 10,
+              .checkpoints = {.uri = folder.path(), .every = Every::Steps(10), .keep_last = 9},
+              .at_step =
+                  [&](LocalCluster& cluster, Generation& generation, int node, int64_t step) {
+                    if (generation.rank() != 3 || step != 15 || is_killed.exchange(true)) return;
+                    cluster.KillNode(node);
+                    WaitForEnd(generation);
+                  }},
+             saw);
+
+  EXPECT_EQ(saw.wrong_states, 0);
+  EXPECT_THAT(saw.OfGeneration(2), ElementsAre(Saw::Restored{2, 0, 10, "disk"},
+                                               Saw::Restored{2, 1, 10, "disk"},
+                                               Saw::Restored{2, 2, 10, "disk"},
+                                               Saw::Restored{2, 3, 10, "disk"}))
+      << TextOf(saw);
+  EXPECT_THAT(CommittedSteps(folder.path()), ElementsAre(40, 30, 20, 10)) << TextOf(saw);
+  EXPECT_EQ(NewestManifest(folder.path()).world, 4u);
+}
+
+// The lead's node is lost: the spare becomes the lead, though it has seen nothing of the job yet.
+TEST(SaveNodes, ASpareThatTakesRankZeroBecomesTheLead) {
+  const TempFolder folder;
+  Saw saw;
+  std::atomic<bool> is_killed{false};
+
+  RunCluster({.nodes = 3,
+              .steps = 30,
+              .world = 4,
+              .waits_at = 10,
+              .checkpoints = {.uri = folder.path(), .every = Every::Steps(10), .keep_last = 9},
+              .at_step =
+                  [&](LocalCluster& cluster, Generation& generation, int node, int64_t step) {
+                    if (generation.rank() != 0 || step != 15 || is_killed.exchange(true)) return;
+                    cluster.KillNode(node);
+                    WaitForEnd(generation);
+                  }},
+             saw);
+
+  EXPECT_EQ(saw.wrong_states, 0);
+  EXPECT_THAT(saw.OfGeneration(2), Contains(Saw::Restored{2, 0, 10, "disk"})) << TextOf(saw);
+  EXPECT_THAT(CommittedSteps(folder.path()), ElementsAre(30, 20, 10)) << TextOf(saw);
+  EXPECT_EQ(NewestManifest(folder.path()).claim, 2u);
+}
+
+TEST(SaveNodes, OneDamagedShardSendsAllRanksToTheNextOlderCheckpoint) {
+  const TempFolder folder;
+  const CheckpointerOptions options{.uri = folder.path(), .every = Every::Steps(10)};
+  Saw first, second;
+  RunCluster({.steps = 20, .waits_at = 10, .checkpoints = options}, first);
+  ASSERT_THAT(first.results, kEndsWithZero) << TextOf(first);
+  const std::string name = NewestManifest(folder.path()).checkpoint;
+  const std::string shard = folder / name + "/" + ShardName(3);
+  std::string bytes = ReadFileText(shard);
+  bytes.back() ^= 1;
+  WriteFileText(shard, bytes);
+
+  RunCluster({.steps = 30, .checkpoints = options}, second);
+
+  ASSERT_THAT(second.results, kEndsWithZero) << TextOf(second);
+  EXPECT_EQ(second.wrong_states, 0);
+  EXPECT_THAT(second.OfGeneration(1), ElementsAre(Saw::Restored{1, 0, 10, "disk"},
+                                                  Saw::Restored{1, 1, 10, "disk"},
+                                                  Saw::Restored{1, 2, 10, "disk"},
+                                                  Saw::Restored{1, 3, 10, "disk"}))
+      << TextOf(second);
+  EXPECT_THAT(second.notes[0], Contains(HasSubstr("restore of step 20 from " + name)));
+}
+
+TEST(SaveNodes, ARootThatAnotherRunHoldsIsRefusedToAllNodes) {
+  const TempFolder folder;
+  RootOptions other;
+  other.job_name = "job";
+  const auto held = Root::Open(folder.path(), other).value();
+  ASSERT_TRUE(held->TakeClaim().ok());
+  std::atomic<bool> ended{false};
+  std::thread beats([&] {
+    while (!ended) {
+      held->Beat().IgnoreError();
+      usleep(100'000);
+    }
+  });
+  Saw saw;
+
+  RunCluster({.checkpoints = {.uri = folder.path(), .every = Every::Steps(10)}}, saw);
+  ended = true;
+  beats.join();
+
+  EXPECT_THAT(saw.results, Each(Field(&LocalNodeResult::exit_code, 85))) << TextOf(saw);
+  EXPECT_THAT(CommittedSteps(folder.path()), IsEmpty());
+}
+
+TEST(SaveNodes, SavesByTimeAreOfOneStepOnAllNodes) {
+  const TempFolder folder;
+  Saw saw;
+  std::atomic<bool> is_asked{false};
+
+  RunCluster({.steps = 100'000,
+              .checkpoints = {.uri = folder.path()},
+              .auto_interval = absl::Milliseconds(50),
+              .at_step =
+                  [&](LocalCluster& cluster, Generation& generation, int node, int64_t) {
+                    if (generation.rank() == 0 && saw.newest_durable > 0 && !is_asked.exchange(true))
+                      cluster.AskStop(node);
+                  }},
+             saw);
+
+  EXPECT_THAT(saw.results, Each(Field(&LocalNodeResult::exit_code, 80))) << TextOf(saw);
+  EXPECT_GE(saw.durable[0].size(), 2u);
+  EXPECT_EQ(saw.durable[0], saw.durable[1]);
+}
+
+TEST(SaveNodes, AStopIsSavedByAllAndBothAgentsHearThatItIsDurable) {
+  const TempFolder folder;
+  Saw saw;
+
+  RunCluster({.steps = 1'000'000,
+              .checkpoints = {.uri = folder.path(), .every = Every::Steps(1000)},
+              .at_step =
+                  [](LocalCluster& cluster, Generation& generation, int node, int64_t step) {
+                    if (generation.rank() == 3 && step == 7) cluster.AskStop(node);
+                  }},
+             saw);
+
+  EXPECT_THAT(saw.results, Each(Field(&LocalNodeResult::exit_code, 80))) << TextOf(saw);
+  ASSERT_EQ(saw.durable[0].size(), 1u) << TextOf(saw);
+  EXPECT_EQ(saw.durable[0], saw.durable[1]);
+  EXPECT_EQ(NewestManifest(folder.path()).step, saw.durable[0][0]);
+}
+
+}  // namespace
+}  // namespace outlast
