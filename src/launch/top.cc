@@ -109,7 +109,7 @@ bool WaitForNext(const Signals& signals, bool has_keys, int64_t until_ns) {
 // One picture: each line is cleared behind its end, and the screen below the last.
 std::string Picture(const std::string& text) {
   std::string out = "\x1b[H";
-  for (const char c : text) out += c == '\n' ? std::string("\x1b[K\r\n") : std::string(1, c);
+  for (const char c : text) out += c == '\n' ? std::string("\x1b[K\n") : std::string(1, c);
   return out + "\x1b[J";
 }
 

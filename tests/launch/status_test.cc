@@ -2,6 +2,7 @@
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <sys/stat.h>
 
 #include <cstdlib>
 #include <filesystem>
@@ -13,6 +14,7 @@
 #include "launch/event_log.h"
 #include "launch/job_status.h"
 #include "launch/metrics_text.h"
+#include "launch/status_service.h"
 #include "launch/status_text.h"
 #include "tests/support/metrics_lint.h"
 
@@ -306,6 +308,19 @@ TEST_F(EventLog, KeepsAVictimApartFromFaultsThatCount) {
   ASSERT_TRUE(read.ok()) << read.status();
   EXPECT_EQ(read->status.faults, 0);
   EXPECT_FALSE(read->status.last_fault.has_value());
+}
+
+TEST_F(EventLog, SharesItsFolderWithASocketForItsUserAloneHoweverLongThePathIs) {
+  const std::string deep = folder_ + "/" + std::string(120, 'd');
+  std::filesystem::create_directory(deep);
+
+  const auto listener = ListenIn(deep, kStatusSocket);
+
+  ASSERT_TRUE(listener.ok()) << listener.status();
+  struct stat info {};
+  ASSERT_EQ(stat((deep + "/status.sock").c_str(), &info), 0);
+  EXPECT_EQ(info.st_mode & 0777, 0600u);
+  EXPECT_FALSE(ListenIn(folder_ + "/none", kStatusSocket).ok());
 }
 
 // --- Steps and metrics ---
