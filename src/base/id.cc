@@ -57,13 +57,23 @@ absl::StatusOr<Id128> Id128::FromHex(std::string_view hex) {
 
 std::string Id128::hex() const { return ToHex(bytes); }
 
-Id128 BootId() {
+namespace {
+
+Id128 ReadBootId() {
   const UniqueFd file(open("/proc/sys/kernel/random/boot_id", O_RDONLY | O_CLOEXEC));
   char text[37] = {};
   if (!file.is_open() || read(file.get(), text, 36) != 36) return {};
   std::string hex;
   std::copy_if(text, text + 36, std::back_inserter(hex), [](char c) { return c != '-'; });
   return Id128::FromHex(hex).value_or(Id128{});
+}
+
+}  // namespace
+
+// Read once: each snapshot that is looked at is asked for its boot.
+Id128 BootId() {
+  static const Id128 id = ReadBootId();
+  return id;
 }
 
 uint64_t RandomU64() {

@@ -155,7 +155,11 @@ std::vector<std::string> RemoteTier::Standing() const {
 bool RemoteTier::IsDue(int64_t step) const {
   if (is_lost_) return false;
   const Every& every = options_.remote.every;
-  if (!every.is_auto()) return step / every.steps() > last_step_ / every.steps();
+  if (!every.is_auto()) {
+    // One that is under way counts for its period; if it fails, the next commit is due.
+    const int64_t last = std::max(last_step_, uploading_ ? uploading_->step : 0);
+    return step / every.steps() > last / every.steps();
+  }
   if (last_began_ns_ == 0) return true;
   return absl::Nanoseconds(MonotonicNanos() - last_began_ns_) >= options_.auto_interval(last_time_);
 }

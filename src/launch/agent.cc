@@ -68,6 +68,10 @@ class Agent final : public WorkerHost {
   void OnFinish(const FinishJob& finish) override;
 
  private:
+  struct PreparedLogs {
+    uint64_t generation;
+    RunDir::LogFiles files;
+  };
   struct Worker {
     SpawnWorker spawn{};
     pid_t pid = 0;
@@ -83,6 +87,8 @@ class Agent final : public WorkerHost {
   void On(const WorkerExited& exited);
   void On(const TreeGone& gone) { console_->Retire(gone.incarnation); }
   void On(const TreeStuck& stuck);
+  void OnDying(int slot, uint64_t incarnation, int signal);
+  absl::StatusOr<RunDir::LogFiles> TakeLogs(const SpawnWorker& worker);
   void SpawnFailed(const SpawnWorker& worker, const absl::Status& why);
   absl::Status TrySpawn(SpawnRequest& request);
   // The slot's process, unless it is another by now.
@@ -106,7 +112,9 @@ class Agent final : public WorkerHost {
   std::unique_ptr<DeathWatch> deaths_;  // reads the keeper's black boxes
   UniqueFd signals_;
   MasterPorts ports_;
-  std::map<int, Worker> workers_;  // by slot
+  std::map<int, Worker> workers_;              // by slot
+  std::map<int, PreparedLogs> prepared_logs_;  // by slot, of who is to come
+  uint64_t generation_ = 0;                    // the newest that was committed
   bool any_ran_ = false;
   int stack_captures_ = 0;
   std::optional<std::pair<int, std::string>> end_;  // exit code and reason
@@ -130,10 +138,9 @@ absl::Status Agent::SetUp() {
                                      KeeperOptions{options_.job, run_id_, run_dir_.path()});
   services_ =
       std::make_unique<JobServices>(*keeper_, *this, options_, *ledger_, record_, *console_);
-  deaths_ =
-      std::make_unique<DeathWatch>(*loop_, [this](int slot, uint64_t incarnation, int signal) {
-        keeper_->OnWorkerDying(slot, incarnation, signal);
-      });
+  deaths_ = std::make_unique<DeathWatch>(
+      *loop_,
+      [this](int slot, uint64_t incarnation, int signal) { OnDying(slot, incarnation, signal); });
   return keeper_->Start();
 }
 
@@ -255,8 +262,7 @@ void Agent::Spawn(SpawnRequest request) {
 
 absl::Status Agent::TrySpawn(SpawnRequest& request) {
   const SpawnWorker& worker = request.worker;
-  OUTLAST_ASSIGN_OR_RETURN(RunDir::LogFiles logs,
-                           run_dir_.OpenLogs(worker.generation, worker.slot));
+  OUTLAST_ASSIGN_OR_RETURN(const RunDir::LogFiles logs, TakeLogs(worker));
   const UniqueFd null(open("/dev/null", O_RDONLY | O_CLOEXEC));
   WorkerPlace place{worker.slot, request.world, worker.incarnation, worker.attempt,
                     options_.job.max_restarts};
@@ -278,6 +284,25 @@ absl::Status Agent::TrySpawn(SpawnRequest& request) {
   console_->Follow(worker.incarnation, logs.error_path, prefix, Console::Stream::kError);
   workers_[worker.slot] = {.spawn = worker, .error_path = logs.error_path};
   return absl::OkStatus();
+}
+
+absl::StatusOr<RunDir::LogFiles> Agent::TakeLogs(const SpawnWorker& worker) {
+  const auto prepared = prepared_logs_.extract(worker.slot);
+  if (!prepared.empty() && prepared.mapped().generation == worker.generation)
+    return std::move(prepared.mapped().files);
+  return run_dir_.OpenLogs(worker.generation, worker.slot);
+}
+
+// The death's end takes the kernel a moment, in which we would only wait: what its successor needs
+// is made ready.
+void Agent::OnDying(int slot, uint64_t incarnation, int signal) {
+  const int faults = keeper_->faults();
+  keeper_->OnWorkerDying(slot, incarnation, signal);
+  if (keeper_->faults() == faults || end_.has_value()) return;
+  // What fails here fails again, and is told, at the spawn.
+  if (auto logs = run_dir_.OpenLogs(generation_ + 1, slot); logs.ok())
+    prepared_logs_[slot] = {generation_ + 1, std::move(*logs)};
+  (void)ports_.Of(generation_ + 1);
 }
 
 void Agent::SpawnFailed(const SpawnWorker& worker, const absl::Status& why) {
@@ -363,6 +388,7 @@ void Agent::OnEnter(int slot, uint64_t incarnation) {
 }
 
 void Agent::OnCommit(const CommitGeneration& commit) {
+  generation_ = commit.generation;
   record_.Committed(commit);
   ledger_->Committed(commit);
   if (services_ != nullptr) services_->Committed(commit);

@@ -173,6 +173,10 @@ bool LineFollower::Copy(ConsoleSink& sink) {
   }
   if (!sink.has_room()) return true;
   if (is_inside_line()) return CopyLongLine(sink);
+  if (size == start_) {  // as of most workers: no buffer for them
+    done_ = final_;
+    return false;
+  }
   SkipIfFarBehind(size);
   std::string_view text = Read(start_);
   if (mid_skip_) {

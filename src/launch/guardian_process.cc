@@ -88,6 +88,14 @@ void BindSelf(const Binding& binding) {
                   binding.numa, std::strerror(errno));
 }
 
+// All that a child needs, ready before it is made: each page that it touches is copied for it. Not
+// vfork, under which a program on a disk that hangs would stop us too.
+struct Prepared {
+  std::vector<std::string> strings;  // of the environment
+  std::vector<char*> environment, arguments;
+  std::vector<UniqueFd> handed_down;  // not close-on-exec; here only until the child has its own
+};
+
 // One worker, from its fork until nothing of its tree is left.
 struct Ward {
   uint64_t incarnation = 0;
@@ -119,9 +127,9 @@ class GuardianProcess {
   // A slot keeps its box for the whole job.
   void KeepBlackBox(const Birth& birth);
   void Deliver(Birth birth);
-  [[noreturn]] void BecomeWorker(const Birth& birth, const std::string& tag, int failure_pipe);
-  std::vector<std::string> EnvironmentFor(const Birth& birth, const std::string& tag,
-                                          int failure_pipe);
+  absl::Status Prepare(const Birth& birth, const std::string& tag, Prepared& prepared) const;
+  [[noreturn]] void BecomeWorker(const Birth& birth, const Prepared& prepared, int failure_pipe);
+  void RefuseBirth(const Birth& birth, std::string_view why);
 
   void Forward(Ward& ward, int signal);
   void SignalTree(const Ward& ward, int signal);
@@ -279,27 +287,26 @@ void GuardianProcess::CompleteLedgerOfAgent() const {
   CompleteLedger(run_dir_, boxes).IgnoreError();  // there is nobody left to tell
 }
 
+void GuardianProcess::RefuseBirth(const Birth& birth, std::string_view why) {
+  Report(GuardianReportKind::kExited, birth.slot, birth.incarnation, 127, 0, why);
+  Report(GuardianReportKind::kGone, birth.slot, birth.incarnation, 0, 0);
+}
+
 void GuardianProcess::Deliver(Birth birth) {
   Ward ward;
   ward.incarnation = birth.incarnation;
   ward.tag = fmt::format("{}.{}.{}", command_.run_id, birth.slot, birth.incarnation);
   int ends[2];
-  if (pipe2(ends, O_CLOEXEC | O_NONBLOCK) != 0) {
-    Report(GuardianReportKind::kExited, birth.slot, birth.incarnation, 127, 0,
-           fmt::format("make a pipe: {}", std::strerror(errno)));
-    Report(GuardianReportKind::kGone, birth.slot, birth.incarnation, 0, 0);
-    return;
-  }
+  if (pipe2(ends, O_CLOEXEC | O_NONBLOCK) != 0)
+    return RefuseBirth(birth, fmt::format("make a pipe: {}", std::strerror(errno)));
   ward.failure = UniqueFd(ends[0]);
   const UniqueFd write_end(ends[1]);
+  Prepared prepared;
+  if (const absl::Status ready = Prepare(birth, ward.tag, prepared); !ready.ok())
+    return RefuseBirth(birth, MessageOf(ready));
   ward.pid = fork();
-  if (ward.pid == 0) BecomeWorker(birth, ward.tag, write_end.get());
-  if (ward.pid < 0) {
-    Report(GuardianReportKind::kExited, birth.slot, birth.incarnation, 127, 0,
-           fmt::format("fork: {}", std::strerror(errno)));
-    Report(GuardianReportKind::kGone, birth.slot, birth.incarnation, 0, 0);
-    return;
-  }
+  if (ward.pid == 0) BecomeWorker(birth, prepared, write_end.get());
+  if (ward.pid < 0) return RefuseBirth(birth, fmt::format("fork: {}", std::strerror(errno)));
   setpgid(ward.pid,
           ward.pid);  // the child does so too: whoever comes first, no signal can miss the group
   const absl::StatusOr<UniqueFd> pidfd = OpenPidFd(ward.pid);
@@ -308,7 +315,36 @@ void GuardianProcess::Deliver(Birth birth) {
   wards_[birth.slot] = std::move(ward);
 }
 
-void GuardianProcess::BecomeWorker(const Birth& birth, const std::string& tag, int failure_pipe) {
+absl::Status GuardianProcess::Prepare(const Birth& birth, const std::string& tag,
+                                      Prepared& prepared) const {
+  // The tag comes first: it is found also in a very large environment.
+  std::vector<std::string>& wanted = prepared.strings;
+  wanted = {std::string(kTagVariable) + "=" + tag};
+  wanted.insert(wanted.end(), birth.environment.begin(), birth.environment.end());
+  for (size_t i = 0; i < birth.variables.size(); ++i) {
+    // Not close-on-exec; numbers that the user handed down stay his.
+    UniqueFd copy(fcntl(birth.fds[i + 3].get(), F_DUPFD, 3));
+    if (!copy.is_open()) return ErrnoStatus(errno, "hand down descriptors");
+    wanted.push_back(birth.variables[i] + "=" + std::to_string(copy.get()));
+    prepared.handed_down.push_back(std::move(copy));
+  }
+  std::set<std::string_view> names;
+  for (const std::string_view variable : wanted)
+    names.insert(variable.substr(0, variable.find('=')));
+  for (const std::string& variable : wanted)
+    prepared.environment.push_back(const_cast<char*>(variable.c_str()));
+  for (char** variable = environ; *variable != nullptr; ++variable) {
+    const std::string_view text(*variable);
+    if (!names.contains(text.substr(0, text.find('=')))) prepared.environment.push_back(*variable);
+  }
+  for (const std::string& argument : command_.arguments)
+    prepared.arguments.push_back(const_cast<char*>(argument.c_str()));
+  prepared.environment.push_back(nullptr);
+  prepared.arguments.push_back(nullptr);
+  return absl::OkStatus();
+}
+
+void GuardianProcess::BecomeWorker(const Birth& birth, const Prepared& prepared, int failure_pipe) {
   setpgid(0, 0);
   prctl(PR_SET_PDEATHSIG, SIGKILL);
   if (getppid() != self_) _exit(127);  // the guardian died before the line above
@@ -317,37 +353,9 @@ void GuardianProcess::BecomeWorker(const Birth& birth, const std::string& tag, i
       FailChild(failure_pipe, "set up standard files");
   }
   BindSelf(birth.binding);
-  const std::vector<std::string> environment = EnvironmentFor(birth, tag, failure_pipe);
-  std::vector<char*> variables, arguments;
-  for (const std::string& variable : environment)
-    variables.push_back(const_cast<char*>(variable.c_str()));
-  for (const std::string& argument : command_.arguments)
-    arguments.push_back(const_cast<char*>(argument.c_str()));
-  variables.push_back(nullptr);
-  arguments.push_back(nullptr);
   sigprocmask(SIG_SETMASK, &command_.signal_mask, nullptr);
-  execve(command_.program.c_str(), arguments.data(), variables.data());
+  execve(command_.program.c_str(), prepared.arguments.data(), prepared.environment.data());
   FailChild(failure_pipe, "run the command");
-}
-
-std::vector<std::string> GuardianProcess::EnvironmentFor(const Birth& birth, const std::string& tag,
-                                                         int failure_pipe) {
-  // The tag comes first: it is found also in a very large environment.
-  std::vector<std::string> wanted = {std::string(kTagVariable) + "=" + tag};
-  wanted.insert(wanted.end(), birth.environment.begin(), birth.environment.end());
-  for (size_t i = 0; i < birth.variables.size(); ++i) {
-    const int fd = fcntl(birth.fds[i + 3].get(), F_DUPFD,
-                         3);  // not close-on-exec; numbers that the user handed down stay his
-    if (fd < 0) FailChild(failure_pipe, "hand down descriptors");
-    wanted.push_back(birth.variables[i] + "=" + std::to_string(fd));
-  }
-  std::set<std::string, std::less<>> names;
-  for (const std::string& variable : wanted) names.insert(variable.substr(0, variable.find('=')));
-  for (char** variable = environ; *variable != nullptr; ++variable) {
-    const std::string_view text(*variable);
-    if (!names.contains(text.substr(0, text.find('=')))) wanted.emplace_back(text);
-  }
-  return wanted;
 }
 
 // --- Death ---
@@ -424,10 +432,8 @@ void GuardianProcess::RefuseBirthsIfStuck() {
   for (const auto& [stuck_slot, ward] : wards_) {
     if (!ward.stuck_told) continue;
     for (const Birth& birth : births_) {
-      Report(GuardianReportKind::kExited, birth.slot, birth.incarnation, 127, 0,
-             fmt::format("slot {}'s former process {} does not end after SIGKILL", stuck_slot,
-                         ward.pid));
-      Report(GuardianReportKind::kGone, birth.slot, birth.incarnation, 0, 0);
+      RefuseBirth(birth, fmt::format("slot {}'s former process {} does not end after SIGKILL",
+                                     stuck_slot, ward.pid));
     }
     births_.clear();
     return;
@@ -449,7 +455,11 @@ void GuardianProcess::Settle() {
 std::vector<ProcessInfo> GuardianProcess::TreeOf(const Ward& ward, bool with_worker) const {
   std::vector<ProcessInfo> tree;
   std::set<pid_t> members = {ward.pid};
-  for (const ProcessInfo& process : DescendantsOf(self_)) {
+  std::set<pid_t> others;  // other slots' workers: what is below them is theirs
+  for (const auto& [slot, other] : wards_) {
+    if (other.pid != ward.pid) others.insert(other.pid);
+  }
+  for (const ProcessInfo& process : DescendantsOf(self_, others)) {
     if (process.pid == ward.pid) {
       if (with_worker) tree.push_back(process);
       continue;

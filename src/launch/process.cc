@@ -56,9 +56,10 @@ std::string ReadProcFile(const std::string& path, size_t limit) {
   const UniqueFd file(open(path.c_str(), O_RDONLY | O_CLOEXEC));
   std::string text;
   if (!file.is_open()) return text;
-  while (text.size() < limit) {
+  // Most are small, and memory that is fetched and given back each time costs more than they do.
+  for (size_t chunk = 4 << 10; text.size() < limit; chunk = std::min<size_t>(2 * chunk, 64 << 10)) {
     const size_t before = text.size();
-    const size_t wanted = std::min<size_t>(limit - before, 64 << 10);
+    const size_t wanted = std::min(limit - before, chunk);
     text.resize(before + wanted);
     const ssize_t count = read(file.get(), text.data() + before, wanted);
     text.resize(before + static_cast<size_t>(count > 0 ? count : 0));
@@ -96,13 +97,14 @@ std::vector<pid_t> ChildrenOf(pid_t pid) {
   return children;
 }
 
-std::vector<ProcessInfo> DescendantsOf(pid_t root) {
+std::vector<ProcessInfo> DescendantsOf(pid_t root, const std::set<pid_t>& apart) {
   std::vector<ProcessInfo> found;
   std::vector<pid_t> level = {root};
   while (!level.empty()) {
     std::vector<pid_t> next;
     for (const pid_t parent : level) {
       for (const pid_t child : ChildrenOf(parent)) {
+        if (apart.contains(child)) continue;
         const std::optional<ProcessInfo> info = ReadProcess(child);
         if (!info.has_value() || info->parent != parent)
           continue;  // ended, or moved up to its subreaper

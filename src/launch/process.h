@@ -6,6 +6,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <optional>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -29,8 +30,9 @@ std::optional<ProcessInfo> ReadProcess(pid_t pid);
 // while it does not reap; those of others may be, when one of them ends meanwhile: look again.
 std::vector<pid_t> ChildrenOf(pid_t pid);
 
-// Everything below `root`, parents before their children.
-std::vector<ProcessInfo> DescendantsOf(pid_t root);
+// Everything below `root`, parents before their children, but for the processes `apart` and what is
+// below them.
+std::vector<ProcessInfo> DescendantsOf(pid_t root, const std::set<pid_t>& apart = {});
 
 // Sends `signal` to that very process: false when it has ended, also when its pid now belongs to
 // another.

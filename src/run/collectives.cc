@@ -99,11 +99,13 @@ class Group::Impl {
         chain_(std::move(chain)),
         barrier_(&control().barrier, static_cast<uint32_t>(generation.rank()),
                  static_cast<uint32_t>(plan_.local_ranks.size())) {
-    // The callback keeps what it breaks: it may run when the group is gone.
-    generation.OnAbort([memory = memory_, member = barrier_, chain = chain_]() mutable {
-      member.Break();
-      if (chain != nullptr) chain->Shutdown();
-    });
+    // The callback keeps what it breaks: it may run when the group is gone. A thread of its own
+    // would cost every survivor more than what it does.
+    RunAccess::State(run)->AddQuickAbortCallback(
+        generation.number(), [memory = memory_, member = barrier_, chain = chain_]() mutable {
+          member.Break();
+          if (chain != nullptr) chain->Shutdown();
+        });
   }
   ~Impl() {
     if (chain_ != nullptr) chain_->Finish();

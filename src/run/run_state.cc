@@ -266,6 +266,7 @@ void RunState::OnAbort(const Message& message) {
   const auto generation = reader.Int<uint64_t>();
   const std::string reason(reader.Text());
   if (!reader.ok()) return;
+  std::vector<std::function<void()>> quick;
   {
     MutexLock lock(mutex_);
     if (generation <= aborted_) return;
@@ -277,9 +278,10 @@ void RunState::OnAbort(const Message& message) {
     // stop.
     stop_step_.reset();
     go_ = false;
-    if (generation >= entered_) StartCallbacks();
+    if (generation >= entered_) quick = StartCallbacks();
     changed_.NotifyAll();
   }
+  for (const auto& callback : quick) callback();
   socket_link_->Abort(generation, reason);
 }
 
@@ -418,8 +420,18 @@ void RunState::AddAbortCallback(uint64_t generation, std::function<void()> callb
   }
 }
 
-void RunState::StartCallbacks() {
+void RunState::AddQuickAbortCallback(uint64_t generation, std::function<void()> callback) {
+  {
+    MutexLock lock(mutex_);
+    if (ended_.load(std::memory_order_relaxed) < generation)
+      return quick_callbacks_.push_back(std::move(callback));
+  }
+  callback();
+}
+
+std::vector<std::function<void()>> RunState::StartCallbacks() {
   for (auto& callback : std::exchange(callbacks_, {})) RunOnThread(std::move(callback));
+  return std::exchange(quick_callbacks_, {});
 }
 
 void RunState::RunOnThread(std::function<void()> callback) {
@@ -434,6 +446,7 @@ void RunState::EndCallbacks() {
   {
     MutexLock lock(mutex_);
     callbacks_.clear();
+    quick_callbacks_.clear();
     threads.swap(callback_threads_);
   }
   for (std::thread& thread : threads) thread.join();
@@ -502,13 +515,15 @@ void RunState::MarkStopped(int64_t step) {
 }
 
 void RunState::Kill() {
+  std::vector<std::function<void()>> quick;
   {
     MutexLock lock(mutex_);
     killed_ = true;
     ended_.store(kEveryGeneration, std::memory_order_release);
-    StartCallbacks();
+    quick = StartCallbacks();
     changed_.NotifyAll();
   }
+  for (const auto& callback : quick) callback();
   if (socket_link_ != nullptr) {
     socket_link_->Close(absl::CancelledError("this rank was killed"));
     shutdown(socket_link_->channel().fd(), SHUT_RDWR);

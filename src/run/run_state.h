@@ -83,6 +83,9 @@ class RunState {
   // Whether it was aborted, rather than left by an agreed stop.
   bool WasAborted(uint64_t generation) const;
   void AddAbortCallback(uint64_t generation, std::function<void()> callback);
+  // One of ours, which cannot block: it runs on the thread that hears of the abort, perhaps after
+  // EndCallbacks.
+  void AddQuickAbortCallback(uint64_t generation, std::function<void()> callback);
   // Drops the callbacks that did not run, and joins the threads of those that did.
   void EndCallbacks();
 
@@ -114,7 +117,9 @@ class RunState {
   void WorkUntilOffered();
   bool is_offered() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void OnKeeperGone();
-  void StartCallbacks() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  // The quick ones, which the caller calls without the lock.
+  [[nodiscard]] std::vector<std::function<void()>> StartCallbacks()
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void RunOnThread(std::function<void()> callback) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   absl::Status WhyEnded(uint64_t generation) const;
   void AnswerStop(int64_t stop, bool on_time, int64_t step);
@@ -149,6 +154,7 @@ class RunState {
   std::vector<std::function<void()>> callbacks_
       ABSL_GUARDED_BY(mutex_);  // of the generation that runs
   std::vector<std::thread> callback_threads_ ABSL_GUARDED_BY(mutex_);
+  std::vector<std::function<void()>> quick_callbacks_ ABSL_GUARDED_BY(mutex_);
   // A stop: the step that was asked for and that we promised to wait at, whether it may be saved,
   // and how far we are.
   std::optional<int64_t> stop_step_ ABSL_GUARDED_BY(mutex_);

@@ -314,6 +314,25 @@ TEST_F(RemoteTierTest, HoldsUpNeitherTrainingNorLocalSaves) {
   EXPECT_THAT(uploaded_, ElementsAre(10, 60));
 }
 
+TEST_F(RemoteTierTest, AnUploadUnderWayIsTheOneOfItsPeriod) {
+  Seen seen;
+  std::atomic<int64_t> durable{0};
+  store_.SetFault([&](const std::string& what, const std::string& key) {
+    while (what == "put" && key.ends_with(".safetensors") && durable < 15)
+      absl::SleepFor(absl::Milliseconds(1));
+    return absl::OkStatus();
+  });
+  seen.on_durable = [&](int64_t step) { durable = step; };
+  JobSpec spec = Spec(20);
+  spec.checkpoints.every = Every::Steps(5);
+  spec.checkpoints.remote.every = Every::Steps(10);
+  spec.at_step = [&](LocalWorld&, outlast::Run&, int64_t step) {
+    while (step % 5 == 4 && step > 5 && durable < step - 4) absl::SleepFor(absl::Milliseconds(1));
+  };
+  Run(spec, seen);
+  EXPECT_THAT(uploaded_, ElementsAre(10, 20));
+}
+
 // The remote chain holds together even where its cadence leaves out more than the disk keeps.
 TEST_F(RemoteTierTest, KeepsItsOwnNumberOfCheckpoints) {
   Seen seen;

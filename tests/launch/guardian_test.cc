@@ -134,6 +134,18 @@ TEST_F(GuardianTest, KillsTheHelpersOfAWorkerThatEndedBeforeItsSlotIsFilled) {
   EXPECT_EQ(Output(), "checked\n");
 }
 
+TEST_F(GuardianTest, LeavesTheHelpersOfOtherSlotsAlone) {
+  Start({"/bin/sh", "-c",
+         "[ $SLOT = 1 ] && { sleep 300 & echo $! >$FOLDER/helper; wait; };"
+         "setsid sleep 301 & exit 3"});
+  MakeFifo("helper");
+  Spawn(1);
+  const pid_t helper = std::stoi(ReadFifo("helper"));
+  Spawn(0);
+  EXPECT_EQ(Await<TreeGone>().slot, 0);
+  EXPECT_TRUE(is_alive(helper));
+}
+
 TEST_F(GuardianTest, LetsHelpersFinishAfterTerm) {
   Start({"/bin/sh", "-c",
          "sh -c 'trap \"echo saved; exit 0\" TERM; echo ready >$FOLDER/ready; while :; do sleep "
