@@ -122,4 +122,18 @@ absl::StatusOr<std::optional<Channel::Packet>> Channel::ReceiveWith(int flags) c
   return std::optional<Packet>(std::move(packet));
 }
 
+void PutStatus(PayloadWriter& writer, const absl::Status& status) {
+  writer.Int(static_cast<int32_t>(status.code())).Text(MessageOf(status));
+}
+
+absl::Status TakeStatus(PayloadReader& reader) {
+  const auto code = reader.Int<int32_t>();
+  const std::string_view text = reader.Text();
+  if (code == 0) return absl::OkStatus();
+  const bool is_known =
+      code > 0 && code <= static_cast<int32_t>(absl::StatusCode::kUnauthenticated);
+  return MakeStatus(is_known ? static_cast<absl::StatusCode>(code) : absl::StatusCode::kUnknown,
+                    text);
+}
+
 }  // namespace outlast

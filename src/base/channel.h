@@ -102,4 +102,8 @@ class PayloadReader {
   bool ok_ = true;
 };
 
+// A status as code and message. A code that is not known here is read as kUnknown.
+void PutStatus(PayloadWriter& writer, const absl::Status& status);
+absl::Status TakeStatus(PayloadReader& reader);
+
 }  // namespace outlast

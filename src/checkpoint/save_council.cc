@@ -17,18 +17,6 @@ constexpr uint32_t kMostTables = 1 << 16;
 constexpr uint32_t kMostReasons = 64;
 constexpr size_t kMostDecided = 256;
 
-void PutStatus(PayloadWriter& writer, const absl::Status& status) {
-  writer.Int(static_cast<int32_t>(status.code())).Text(MessageOf(status));
-}
-absl::Status TakeStatus(PayloadReader& reader) {
-  const auto code = reader.Int<int32_t>();
-  const std::string_view text = reader.Text();
-  if (code == 0) return absl::OkStatus();
-  const bool is_known =
-      code > 0 && code <= static_cast<int32_t>(absl::StatusCode::kUnauthenticated);
-  return MakeStatus(is_known ? static_cast<absl::StatusCode>(code) : absl::StatusCode::kUnknown,
-                    text);
-}
 void PutBool(PayloadWriter& writer, bool value) { writer.Int(static_cast<uint8_t>(value)); }
 bool TakeBool(PayloadReader& reader) { return reader.Int<uint8_t>() != 0; }
 void PutKey(PayloadWriter& writer, const SnapshotKey& key) {

@@ -20,20 +20,6 @@ constexpr absl::Duration kReceiptPatience = absl::Seconds(1);
 constexpr absl::Duration kProgressInterval = absl::Seconds(5);
 constexpr uint32_t kMostHooks = 1000;
 
-void PutStatus(PayloadWriter& writer, const absl::Status& status) {
-  writer.Int(static_cast<int32_t>(status.code())).Text(MessageOf(status));
-}
-
-absl::Status TakeStatus(PayloadReader& reader) {
-  const auto code = reader.Int<int32_t>();
-  const std::string_view text = reader.Text();
-  if (code == 0) return absl::OkStatus();
-  const bool is_known =
-      code > 0 && code <= static_cast<int32_t>(absl::StatusCode::kUnauthenticated);
-  return MakeStatus(is_known ? static_cast<absl::StatusCode>(code) : absl::StatusCode::kUnknown,
-                    text);
-}
-
 void Put(PayloadWriter& writer, const SaveAnnounced& message) {
   const SaveOrder& order = message.order;
   writer.Int(order.job.bytes)

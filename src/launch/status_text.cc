@@ -1,12 +1,12 @@
 #include "launch/status_text.h"
 
 #include <algorithm>
-#include <cctype>
 #include <cmath>
 #include <utility>
 #include <vector>
 
 #include "base/error.h"
+#include "base/printable.h"
 #include "checkpoint/progress_bar.h"
 
 namespace outlast {
@@ -15,15 +15,6 @@ namespace {
 constexpr int kBarWidth = 20;
 // A state of less than this share of the time is left to `outlast report`.
 constexpr double kSmallShare = 0.0005;
-
-// Names and reasons come from files and trainers: nothing of them steers the terminal.
-std::string Plain(std::string_view text) {
-  std::string out(text);
-  std::replace_if(
-      out.begin(), out.end(),
-      [](char c) { return std::iscntrl(static_cast<unsigned char>(c)) != 0; }, '?');
-  return out;
-}
 
 // How many characters stand there: bytes of UTF-8 that continue one are not counted.
 size_t Columns(std::string_view text) {
@@ -76,8 +67,8 @@ int ColourOfPhase(const std::string& phase) {
 }
 
 std::string HeadLine(const JobStatus& status) {
-  std::string line = fmt::format("job {}: {}", status.job.empty() ? "run" : Plain(status.job),
-                                 Plain(status.phase));
+  std::string line = fmt::format("job {}: {}", status.job.empty() ? "run" : Printable(status.job),
+                                 Printable(status.phase));
   if (status.exit_code) line += fmt::format(" with exit code {}", *status.exit_code);
   if (status.generation > 0)
     line += fmt::format(", generation {} of {} ranks", status.generation, status.world);
@@ -87,13 +78,13 @@ std::string HeadLine(const JobStatus& status) {
 }
 
 std::string AgentText(const JobStatus& status) {
-  const std::string where = status.host.empty() ? "" : " on " + Plain(status.host);
+  const std::string where = status.host.empty() ? "" : " on " + Printable(status.host);
   const std::string& state = status.agent_state;
   std::string meaning = state;
   if (state == "silent") meaning = "lives, but does not answer; this is from its files";
   if (state == "gone") meaning = "gone without a report: it was killed, or the machine went down";
   if (state == "elsewhere") meaning = "on another machine, or boot; this is from its files";
-  return fmt::format("process {}{}: {}", status.agent_pid, where, Plain(meaning));
+  return fmt::format("process {}{}: {}", status.agent_pid, where, Printable(meaning));
 }
 
 std::string FaultText(const JobStatus& status, absl::Time now) {
@@ -101,8 +92,8 @@ std::string FaultText(const JobStatus& status, absl::Time now) {
   const FaultStatus& fault = *status.last_fault;
   std::string text =
       fmt::format("{}; {} of {} restarts used; last: {} ({}) in generation {}", status.faults,
-                  std::min(status.budget_used, status.budget), status.budget, Plain(fault.detail),
-                  Plain(fault.fault_class), fault.generation);
+                  std::min(status.budget_used, status.budget), status.budget,
+                  Printable(fault.detail), Printable(fault.fault_class), fault.generation);
   const auto age = AgeOf(fault.at, now);
   if (age && !status.is_over()) text += fmt::format(", {} ago", DurationText(*age));
   return text;
@@ -115,7 +106,7 @@ std::string SaveText(const JobStatus& status, absl::Time now) {
                                  DurationText(saved.seconds));
   const auto age = AgeOf(saved.at, now);
   if (age && !status.is_over()) text += fmt::format(", {} ago", DurationText(*age));
-  return text + ": " + Plain(saved.name);
+  return text + ": " + Printable(saved.name);
 }
 
 std::string GoodputText(const GoodputStatus& goodput) {
@@ -124,7 +115,7 @@ std::string GoodputText(const GoodputStatus& goodput) {
   const char* separator = " ";
   for (const auto& [name, seconds] : goodput.states) {
     if (seconds < goodput.wall_seconds * kSmallShare) continue;
-    text += fmt::format("{}{} {}", separator, Plain(name), DurationText(seconds));
+    text += fmt::format("{}{} {}", separator, Printable(name), DurationText(seconds));
     separator = ", ";
   }
   return text;
@@ -169,21 +160,21 @@ std::vector<std::string> CellsOf(const RankStatus& rank, int64_t newest_step, bo
                                  bool with_nodes) {
   std::vector<std::string> cells;
   cells.push_back(rank.rank < 0 ? "-" : std::to_string(rank.rank));
-  if (with_nodes) cells.push_back(Plain(rank.node));
+  if (with_nodes) cells.push_back(Printable(rank.node));
   cells.push_back(rank.pid == 0 ? "-" : std::to_string(rank.pid));
-  cells.push_back(Plain(rank.state));
+  cells.push_back(Printable(rank.state));
   cells.push_back(rank.step ? std::to_string(*rank.step) : "-");
   if (with_bars) {
     const auto newest = static_cast<double>(std::max<int64_t>(newest_step, 1));
     cells.push_back(Bar(static_cast<double>(rank.step.value_or(0)) / newest));
   }
-  cells.push_back(rank.section.empty() ? "-" : Plain(rank.section));
+  cells.push_back(rank.section.empty() ? "-" : Printable(rank.section));
   cells.push_back(rank.age_seconds ? DurationText(*rank.age_seconds) : "-");
   if (with_bars) cells.push_back(Bar(Used(rank)));
   std::string limit = rank.limit_seconds ? DurationText(*rank.limit_seconds) : "-";
-  if (!rank.limit_source.empty()) limit += " " + Plain(rank.limit_source);
+  if (!rank.limit_source.empty()) limit += " " + Printable(rank.limit_source);
   cells.push_back(limit);
-  cells.push_back(Plain(rank.end));
+  cells.push_back(Printable(rank.end));
   return cells;
 }
 
@@ -254,18 +245,18 @@ std::optional<double> AgeOf(const std::string& utc, absl::Time now) {
 std::string StatusText(const JobStatus& status, const StatusStyle& style, absl::Time now) {
   Page page(style);
   page.Add(HeadLine(status), ColourOfPhase(status.phase));
-  page.Field("reason", Plain(status.reason), status.exit_code.value_or(0) == 0 ? 0 : 31);
-  page.Field("RUN_DIR", Plain(status.run_dir));
-  page.Field("run id", Plain(status.run_id));
+  page.Field("reason", Printable(status.reason), status.exit_code.value_or(0) == 0 ? 0 : 31);
+  page.Field("RUN_DIR", Printable(status.run_dir));
+  page.Field("run id", Printable(status.run_id));
   const bool is_well = status.agent_state == "answers" || status.agent_state == "ended";
   page.Field("agent", AgentText(status), is_well ? 0 : 31);
   if (!status.metrics.empty() && !status.is_over())
-    page.Field("metrics", fmt::format("http://{}/metrics", Plain(status.metrics)));
+    page.Field("metrics", fmt::format("http://{}/metrics", Printable(status.metrics)));
   page.Field("faults", FaultText(status, now), status.faults > 0 && !status.is_over() ? 33 : 0);
-  page.Field("watch", Plain(status.verdict), 33);
+  page.Field("watch", Printable(status.verdict), 33);
   page.Field("stopping", Signals(status.stop_signals));
   page.Field("saved", SaveText(status, now));
-  page.Field("not saved", Plain(status.save_error), 31);
+  page.Field("not saved", Printable(status.save_error), 31);
   if (status.goodput) page.Field("goodput", GoodputText(*status.goodput));
   page.Field("MFU", status.mfu ? fmt::format("{:.1f} %", *status.mfu * 100) : "");
   AddRanks(status, style, page);

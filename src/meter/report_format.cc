@@ -1,7 +1,6 @@
 // How a report looks: as text for people, as JSON for programs.
 #include <algorithm>
 #include <array>
-#include <cctype>
 #include <cmath>
 #include <nlohmann/json.hpp>
 #include <string>
@@ -9,6 +8,7 @@
 #include <vector>
 
 #include "base/error.h"
+#include "base/printable.h"
 #include "meter/report.h"
 
 namespace outlast {
@@ -41,15 +41,6 @@ std::string FlopRate(double flops_per_second) {
   return fmt::format("{:.4g} {}FLOP/s", flops_per_second, kUnits[unit]);
 }
 
-// Names and reasons come from files: nothing of them steers the terminal.
-std::string Plain(std::string_view text) {
-  std::string out(text);
-  std::replace_if(
-      out.begin(), out.end(),
-      [](char c) { return std::iscntrl(static_cast<unsigned char>(c)) != 0; }, '?');
-  return out;
-}
-
 using Cells = std::vector<std::string>;
 
 std::string Table(const std::vector<Cells>& rows) {
@@ -77,9 +68,9 @@ std::string InterruptionTable(const Timeline& timeline) {
   std::vector<Cells> rows = {{"#", "what", "rank", "step", "how found", "to detect",
                               "to the next step", "steps lost", "state from"}};
   for (const Interruption& it : timeline.interruptions) {
-    rows.push_back({std::to_string(rows.size()), Plain(it.fault_class),
+    rows.push_back({std::to_string(rows.size()), Printable(it.fault_class),
                     it.rank < 0 ? "all" : std::to_string(it.rank),
-                    it.step < 0 ? "-" : std::to_string(it.step), Plain(it.found),
+                    it.step < 0 ? "-" : std::to_string(it.step), Printable(it.found),
                     Duration(it.detected_ns - it.failed_ns),
                     it.is_recovered() ? Duration(TimeBack(it)) : "did not come back",
                     std::to_string(it.steps_lost), it.source.empty() ? "-" : it.source});
@@ -113,15 +104,15 @@ std::string MfuText(const RunReport& report) {
                                ? FlopRate(*report.flops_per_second) + " of model FLOPs"
                                : "model FLOP/s unknown";
   if (!report.mfu) {
-    return fmt::format("MFU n/a, {}\n  {}\n  {}\n", rate, Plain(report.flops_text),
-                       Plain(report.peak_text));
+    return fmt::format("MFU n/a, {}\n  {}\n  {}\n", rate, Printable(report.flops_text),
+                       Printable(report.peak_text));
   }
   const std::string_view warning = *report.mfu > 1
                                        ? "\n  above 100 %: an input is wrong (the peak, the FLOP "
                                          "convention, or gradient accumulation)"
                                        : "";
   return fmt::format("MFU {}, {}{}\n  {}\n  {}\n", Percent(report.mfu), rate, warning,
-                     Plain(report.flops_text), Plain(report.peak_text));
+                     Printable(report.flops_text), Printable(report.peak_text));
 }
 
 std::string RatioText(const RunReport& report) {
@@ -159,7 +150,7 @@ std::string RateText(const RunReport& report) {
 std::string EndText(const RunReport& report) {
   if (report.exit_code)
     return fmt::format("ended with exit code {} ({})\n", *report.exit_code,
-                       Plain(report.end_reason));
+                       Printable(report.end_reason));
   return "no end record: it still runs, or its agent was killed\n";
 }
 
@@ -188,13 +179,13 @@ nlohmann::json ToJson(const Interruption& it) {
 
 std::string ReportText(const RunReport& report) {
   std::string out = fmt::format(
-      "{}{}\n", report.job.empty() ? "run " : fmt::format("job {}, ", Plain(report.job)),
-      Plain(fmt::format("{}", fmt::join(report.run_dirs, ", "))));
-  if (!report.command.empty()) out += fmt::format("command {}\n", Plain(report.command));
+      "{}{}\n", report.job.empty() ? "run " : fmt::format("job {}, ", Printable(report.job)),
+      Printable(fmt::format("{}", fmt::join(report.run_dirs, ", "))));
+  if (!report.command.empty()) out += fmt::format("command {}\n", Printable(report.command));
   out += EndText(report) + "\n" + InterruptionTable(report.timeline) + "\n" +
          StateTable(report.timeline) + "\n";
   out += RatioText(report) + "\n" + RateText(report) + MfuText(report);
-  for (const std::string& note : report.notes) out += fmt::format("note: {}\n", Plain(note));
+  for (const std::string& note : report.notes) out += fmt::format("note: {}\n", Printable(note));
   return out;
 }
 

@@ -8,6 +8,7 @@
 #include <utility>
 
 #include "base/error.h"
+#include "base/overloaded.h"
 #include "outlast/base/clock.h"
 #include "outlast/blackbox/progress.h"
 #include "run/peer_keys.h"
@@ -21,14 +22,6 @@ constexpr absl::Duration kOutboxRetry = absl::Milliseconds(10);
 constexpr int kMessagesAtOnce = 32;  // of one worker, before others have their turn
 constexpr int kComplaints =
     10;  // lines on stderr about messages that were refused; later ones are only counted
-
-template <typename... Handlers>
-struct Overloaded : Handlers... {
-  using Handlers::operator()...;
-};
-template <typename... Handlers>
-Overloaded(Handlers...)
-    -> Overloaded<Handlers...>;  // clang 14 does not deduce aggregates by itself
 
 // What a member of a generation is told of it (kGeneration). `slots`: of this node; it is the world
 // of a job of one node, where a slot keeps its rank, also when others have finished.

@@ -5,17 +5,10 @@
 #include <variant>
 
 #include "base/error.h"
+#include "base/overloaded.h"
 
 namespace outlast {
 namespace {
-
-template <typename... Handlers>
-struct Overloaded : Handlers... {
-  using Handlers::operator()...;
-};
-template <typename... Handlers>
-Overloaded(Handlers...)
-    -> Overloaded<Handlers...>;  // clang 14 does not deduce aggregates by itself
 
 SaveReported Report(control::SaveOutcome outcome, int64_t step, const std::string& detail) {
   return {{.outcome = outcome, .step = step, .detail = detail}};

@@ -6,15 +6,10 @@
 #include <csignal>
 #include <cstring>
 
+#include "base/overloaded.h"
+
 namespace outlast {
 namespace {
-
-template <typename... Handlers>
-struct Overloaded : Handlers... {
-  using Handlers::operator()...;
-};
-template <typename... Handlers>
-Overloaded(Handlers...) -> Overloaded<Handlers...>;
 
 const char* const kPhaseNames[] = {"forming",  "running", "suspect", "reforming",
                                    "draining", "ending",  "done",    "stepped down"};
