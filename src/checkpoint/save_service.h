@@ -65,8 +65,8 @@ struct SaveServiceOptions {
   // Bounds of Every::Auto's interval on disk.
   absl::Duration shortest_auto = absl::Seconds(5);
   absl::Duration longest_auto = absl::Minutes(30);
-  // Of several nodes: how often all ranks are asked for a snapshot in memory between saves. Near the
-  // optimum for one that stalls for some milliseconds (design/checkpoint.md, section 8).
+  // Of several nodes: how often all ranks are asked for a snapshot in memory between saves. Near
+  // the optimum for one that stalls for some milliseconds (design/checkpoint.md, section 8).
   absl::Duration memory_every = absl::Seconds(10);
   // A save that takes longer than this and its bytes at 50 MB/s (or at the rate that the trainer
   // wants) is given up: nobody waits for it any more, while its thread may still hang in the

@@ -98,7 +98,7 @@ absl::Status NodeSide::Lead(const std::string& run_dir) {
   const std::vector<std::string> own =
       nodes_.advertise.empty() ? LocalAddresses() : std::vector<std::string>{address_};
   if (!IsMine(*theirs, own)) return absl::OkStatus();
-  const absl::Status led = TryToListen(run_dir);
+  absl::Status led = TryToListen(run_dir);
   if (absl::IsUnavailable(led)) {
     ears_.say(fmt::format("joins whoever listens at {} ({})", nodes_.coordinator, MessageOf(led)));
     return absl::OkStatus();

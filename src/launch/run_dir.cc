@@ -21,7 +21,7 @@ absl::Status MakeFolder(const std::string& path) {
 absl::Status MakeParents(const std::string& path) {
   for (size_t slash = path.find('/', 1); slash != std::string::npos;
        slash = path.find('/', slash + 1)) {
-    const absl::Status made = MakeFolder(path.substr(0, slash));
+    absl::Status made = MakeFolder(path.substr(0, slash));
     if (!made.ok() && !absl::IsAlreadyExists(made)) return made;
   }
   const absl::Status made = MakeFolder(path);

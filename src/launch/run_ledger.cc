@@ -189,8 +189,8 @@ absl::Status CompleteLedger(const std::string& run_dir, const std::map<int, int>
     const StepRecord* last = steps.empty() ? nullptr : &steps.back();
     if (const auto open = ReadOpenStep(*view, last, now_ns)) steps.push_back(*open);
     for (const StepRecord& step : steps) {
-      StepEntry entry = ToStepEntry(step, slot, slot, offset_ns);
-      if (entry.start_ns > known_to_ns[slot]) entries.emplace_back(std::move(entry));
+      const StepEntry entry = ToStepEntry(step, slot, slot, offset_ns);
+      if (entry.start_ns > known_to_ns[slot]) entries.emplace_back(entry);
     }
   }
   if (entries.empty()) return absl::OkStatus();

@@ -229,10 +229,10 @@ std::string DurationText(double seconds) {
   if (!(seconds >= 0)) return "0 s";
   if (seconds < 0.9995) return fmt::format("{:.3g} ms", seconds * 1e3);
   if (seconds < 59.95) return fmt::format("{:.1f} s", seconds);
-  const auto whole = static_cast<int64_t>(std::min(seconds, 9e15) + 0.5);
+  const auto whole = static_cast<int64_t>(std::llround(std::min(seconds, 9e15)));
   if (whole < 3600) return fmt::format("{} min {} s", whole / 60, whole % 60);
   const int64_t minutes = (whole + 30) / 60;
-  if (minutes < 48 * 60) return fmt::format("{} h {} min", minutes / 60, minutes % 60);
+  if (minutes < 2880) return fmt::format("{} h {} min", minutes / 60, minutes % 60);
   return fmt::format("{} d {} h", minutes / 1440, minutes % 1440 / 60);
 }
 

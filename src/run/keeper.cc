@@ -27,7 +27,8 @@ constexpr int kComplaints =
 // of a job of one node, where a slot keeps its rank, also when others have finished.
 std::string DescribeGeneration(const CommitGeneration& commit, int slot, int slots) {
   RankMap here{.runs = {{.count = slots}}, .world = slots};
-  const RankMap& map = commit.job != nullptr ? commit.job->map : here;
+  const control::Commit* job = commit.job.get();
+  const RankMap& map = job != nullptr ? job->map : here;
   PayloadWriter payload;
   payload.Int(commit.generation)
       .Int(static_cast<uint32_t>(commit.RankOf(slot)))
@@ -764,7 +765,7 @@ void Keeper::Impl::Disconnect(Slot& slot) {
 
 // --- The face ---
 
-Keeper::Keeper(EventLoop& loop, WorkerHost& host, KeeperOptions options)
+Keeper::Keeper(EventLoop& loop, WorkerHost& host, const KeeperOptions& options)
     : Keeper(loop, host, options, std::make_unique<OneNodeMachine>(options.job, options.run_id)) {}
 Keeper::Keeper(EventLoop& loop, WorkerHost& host, KeeperOptions options,
                std::unique_ptr<JobMachine> machine)

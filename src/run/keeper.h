@@ -93,7 +93,7 @@ struct KeeperOptions {
 class Keeper {
  public:
   // The job is this node's alone, as options.job says.
-  Keeper(EventLoop& loop, WorkerHost& host, KeeperOptions options);
+  Keeper(EventLoop& loop, WorkerHost& host, const KeeperOptions& options);
   // options.job and options.run_id are the machine's to say.
   Keeper(EventLoop& loop, WorkerHost& host, KeeperOptions options,
          std::unique_ptr<JobMachine> machine);

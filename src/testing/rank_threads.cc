@@ -42,7 +42,7 @@ absl::Status RankThreads::RunBody(Rank& rank, const WorkerEnvironment& environme
     if (rank.killed) return absl::CancelledError("killed");
     rank.state = RunAccess::State(*run);
   }
-  const absl::Status left = body(*run);
+  absl::Status left = body(*run);
   std::shared_ptr<RunState> state;  // let go of outside the lock
   MutexLock lock(rank.mutex);
   state.swap(rank.state);

@@ -150,8 +150,7 @@ Pace MonitorState::PaceOf(const RankLook& look, const Track& track, int64_t now_
     const absl::Duration limit = section.limit_ns >= kNoLimitNs
                                      ? absl::InfiniteDuration()
                                      : absl::Nanoseconds(static_cast<int64_t>(section.limit_ns));
-    const Pace pace{age_since(track.ticks[depth].at_ns), limit, LimitSource::kDeclared,
-                    section.name};
+    Pace pace{age_since(track.ticks[depth].at_ns), limit, LimitSource::kDeclared, section.name};
     if (pace.is_over()) return pace;
     if (governing.source == LimitSource::kNone) governing = pace;
   }

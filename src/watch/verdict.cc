@@ -176,6 +176,7 @@ class Judge {
 
   std::vector<int> RankNumbers(const std::vector<int>& indices) const {
     std::vector<int> numbers;
+    numbers.reserve(indices.size());
     for (const int index : indices) numbers.push_back(look(index).rank);
     std::sort(numbers.begin(), numbers.end());
     numbers.erase(std::unique(numbers.begin(), numbers.end()), numbers.end());
@@ -375,14 +376,13 @@ class Judge {
     if (roots.empty()) return false;
     std::vector<int> guilty, unknown, spared;
     for (const int index : roots) {
+      const auto is_late = [&] {
+        return look(index).pace.is_past_limit() || !options_.needs_expired_deadline ||
+               HasFirmWaiter(GroupsWaitingFor({index}));
+      };
       if (!is_usable(index)) {
         unknown.push_back(index);
-      } else if (HasLeft(look(index))) {
-        guilty.push_back(index);
-      } else if (has_moved(index)) {
-        spared.push_back(index);
-      } else if (look(index).pace.is_past_limit() || !options_.needs_expired_deadline ||
-                 HasFirmWaiter(GroupsWaitingFor({index}))) {
+      } else if (HasLeft(look(index)) || (!has_moved(index) && is_late())) {
         guilty.push_back(index);
       } else {
         spared.push_back(index);
