@@ -121,12 +121,25 @@ void NodeAgent::Hear(const control::Welcome& welcome) {
 }
 
 void NodeAgent::Hear(const control::Refused& refused) {
-  if (refused.kind == control::Refusal::kExcluded)
-    return EndAll(ExitCodeOf(JobOutcome::kExcluded), refused.reason, true);
-  // Whoever trains already must have met a stranger: the right one may come back.
-  if (refused.kind == control::Refusal::kNever && !was_welcome_)
-    return EndAll(ExitCodeOf(JobOutcome::kRefused), refused.reason, false);
+  using control::Refusal;
   Drop(refused.reason);
+  switch (refused.kind) {
+    case Refusal::kLater:
+      return;
+    case Refusal::kNever:
+      // Whoever trains already must have met a stranger: the right one may come back.
+      if (was_welcome_) return;
+      EndAll(ExitCodeOf(JobOutcome::kRefused), refused.reason, false);
+      break;
+    case Refusal::kExcluded:
+      EndAll(ExitCodeOf(JobOutcome::kExcluded), refused.reason, true);
+      break;
+    case Refusal::kBegunAnew:
+      // Its coordinator will not come back. A supervisor starts it again, for the new run.
+      EndAll(ExitCodeOf(JobOutcome::kNoQuorum), refused.reason, true);
+      break;
+  }
+  link_due_ = alone_due_ = absl::InfiniteDuration();  // nobody is asked again
 }
 
 void NodeAgent::On(const SaveReported& event) {

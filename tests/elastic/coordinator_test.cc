@@ -5,7 +5,9 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <csignal>
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -270,14 +272,17 @@ struct Desk {
       Say(stream, control::Prepared{.generation = 1, .round = 1, .staged = true});
     for (const uint64_t stream : {1, 2}) Say(stream, control::Committed{1});
   }
-  static std::string RefusalIn(const std::vector<CoordinatorAction>& actions) {
+  static std::optional<control::Refused> RefusedIn(const std::vector<CoordinatorAction>& actions) {
     for (const CoordinatorAction& action : actions) {
       const auto* send = std::get_if<SendToAgent>(&action);
       if (send == nullptr) continue;
-      if (const auto* refused = std::get_if<control::Refused>(&send->message))
-        return refused->reason;
+      if (const auto* refused = std::get_if<control::Refused>(&send->message)) return *refused;
     }
-    return "";
+    return std::nullopt;
+  }
+  static std::string RefusalIn(const std::vector<CoordinatorAction>& actions) {
+    const auto refused = RefusedIn(actions);
+    return refused ? refused->reason : "";
   }
 
   Coordinator coordinator;
@@ -348,6 +353,31 @@ TEST(Coordinator, RefusesStrangersNamingBothSides) {
   EXPECT_THAT(Desk::RefusalIn(desk.Hello(6, good, "its proof of the token is wrong")),
               HasSubstr("proof of the token"));
   EXPECT_EQ(Desk::RefusalIn(desk.Hello(7, good)), "");
+}
+
+TEST(Coordinator, TellsAnAgentOfAFormerRunThatTheJobWasBegunAnew) {
+  Desk desk;
+  const Id128 former = Id128::FromName("the former run");
+  const control::Hello hello{
+      .job = "job", .node = "a", .incarnation = 9, .capacity = 1, .run_id = former};
+  const std::string reason = "job job was begun anew as run " + Id128::FromName("run").hex() +
+                             "; agent a is of run " + former.hex();
+
+  auto refused = Desk::RefusedIn(desk.Hello(1, hello));
+  ASSERT_TRUE(refused);
+  EXPECT_EQ(refused->kind, control::Refusal::kBegunAnew);
+  EXPECT_EQ(refused->reason, reason);
+  refused = Desk::RefusedIn(desk.Hello(2, hello, "its proof of the token is wrong"));
+  ASSERT_TRUE(refused);
+  EXPECT_EQ(refused->kind, control::Refusal::kNever) << "it proved nothing";
+
+  // Nor is it told how the new run ended.
+  desk.now += absl::Hours(1);
+  desk.Give(TimerFired{1});
+  ASSERT_EQ(desk.coordinator.phase(), CoordinatorPhase::kDone);
+  refused = Desk::RefusedIn(desk.Hello(3, hello));
+  ASSERT_TRUE(refused);
+  EXPECT_EQ(refused->kind, control::Refusal::kBegunAnew);
 }
 
 TEST(Coordinator, StepsDownBeforeOneThatIsNewer) {
@@ -482,21 +512,91 @@ TEST(Coordinator, AStopThatIsAskedForWhileTheJobEndsChangesNothing) {
   EXPECT_EQ(desk.coordinator.state().ending->exit_code, 85);
 }
 
-TEST(NodeAgent, ThatIsExcludedWhileItStopsEndsWithEightySeven) {
-  NodeAgent agent({.elastic = Desk::Options(), .node = "a", .incarnation = 1});
-  absl::Duration now = absl::Seconds(9);
-  const auto give = [&](const NodeEvent& event) {
+// One agent of node "a" with one slot, alone with what it is told.
+struct Post {
+  Post() : agent({.elastic = Desk::Options(), .node = "a", .incarnation = 1}) {
+    Give(StartEvent{});
+  }
+  std::vector<NodeAction> Give(const NodeEvent& event) {
     now += absl::Milliseconds(1);
-    return agent.Step(event, {.now = now});
-  };
-  give(StartEvent{});
-  give(StreamUp{});
-  give(CoordinatorSaid{control::Welcome{Id128::FromName("run"), 1, 0}});
-  give(CoordinatorSaid{control::Stop{.how = control::StopHow::kAtOnce, .signal = SIGTERM}});
-  ASSERT_TRUE(agent.is_stopping());
-  const auto actions = give(CoordinatorSaid{control::Exclude{"ecc"}});
-  EXPECT_TRUE(agent.is_over());
-  EXPECT_EQ(std::get<FinishJob>(actions.front()).exit_code, 87);
+    std::vector<NodeAction> actions = agent.Step(event, {.now = now});
+    for (const NodeAction& action : actions) {
+      if (const auto* finish = std::get_if<FinishJob>(&action)) over = *finish;
+    }
+    return actions;
+  }
+  std::vector<NodeAction> Say(control::CoordinatorMessage message) {
+    return Give(CoordinatorSaid{std::move(message)});
+  }
+  void Wait(absl::Duration time) {
+    now += time;
+    Give(TimerFired{1});
+  }
+  void Welcome() {
+    Give(StreamUp{});
+    Say(control::Welcome{Id128::FromName("run"), 1, 0});
+  }
+  // Its rank 0 is in the body of generation 1.
+  void Train() {
+    Welcome();
+    const RankMap map{.runs = {{.node = "a", .incarnation = 1, .count = 1}}, .world = 1};
+    Say(control::Prepare{.generation = 1, .round = 1, .map = map});
+    Give(WorkerJoined{0, 1});
+    Give(WorkerStaged{0, 1, 0});
+    Say(control::Commit{.generation = 1, .map = map});
+  }
+  // The link opens anew, and is refused.
+  std::vector<NodeAction> Refuse(control::Refusal kind, const std::string& reason) {
+    Wait(absl::Seconds(3));
+    Give(StreamUp{});
+    return Say(control::Refused{kind, reason});
+  }
+  template <typename Action>
+  static bool Holds(const std::vector<NodeAction>& actions) {
+    return std::any_of(actions.begin(), actions.end(), [](const NodeAction& action) {
+      return std::holds_alternative<Action>(action);
+    });
+  }
+
+  NodeAgent agent;
+  absl::Duration now = absl::Seconds(9);
+  std::optional<FinishJob> over;
+};
+
+TEST(NodeAgent, ThatIsExcludedWhileItStopsEndsWithEightySeven) {
+  Post post;
+  post.Welcome();
+  post.Say(control::Stop{.how = control::StopHow::kAtOnce, .signal = SIGTERM});
+  ASSERT_TRUE(post.agent.is_stopping());
+  post.Say(control::Exclude{"ecc"});
+  ASSERT_TRUE(post.over);
+  EXPECT_EQ(post.over->exit_code, 87);
+}
+
+TEST(NodeAgent, OfARunThatWasBegunAnewSavesAndEndsWithEightyFour) {
+  Post post;
+  post.Train();
+  ASSERT_EQ(post.agent.generation(), 1u);
+  post.Give(StreamDown{});
+
+  const auto actions = post.Refuse(control::Refusal::kBegunAnew, "begun anew");
+  EXPECT_TRUE(Post::Holds<PersistCommon>(actions));
+  EXPECT_TRUE(Post::Holds<KillWorker>(actions));
+  post.Give(StopPersisted{5, true});
+  post.Give(WorkerEnded{0, 1, {.signal = SIGTERM, .by_us = true}});
+  ASSERT_TRUE(post.over);
+  EXPECT_EQ(post.over->exit_code, 84);
+  EXPECT_EQ(post.over->reason, "begun anew");
+}
+
+TEST(NodeAgent, ThatMetAStrangerWhileItTrainsAsksAgain) {
+  Post post;
+  post.Train();
+  post.Give(StreamDown{});
+  post.Refuse(control::Refusal::kNever, "of another job");
+  EXPECT_FALSE(post.agent.is_stopping());
+  post.now += absl::Seconds(3);
+  EXPECT_TRUE(Post::Holds<OpenStream>(post.Give(TimerFired{1})));
 }
 
 // --- Small rules ---
