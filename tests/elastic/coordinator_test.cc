@@ -502,6 +502,30 @@ TEST(Coordinator, APersonsInterruptStopsTheWholeJobWithOneHundredAndThirty) {
   EXPECT_TRUE(bench.Ends(130));
 }
 
+TEST(Coordinator, AWorkerThatFailsAfterItsFinalSaveFailedEndsTheJobWithEightyEight) {
+  Desk desk;
+  desk.Form();
+  desk.Say(1, control::SaveReport{control::SaveOutcome::kFinalSaveFailed, 9, "root: disk full"});
+  control::Fault fault{.rank = 0, .generation = 1, .process = 1, .born = 1, .end = {.code = 1}};
+  desk.Say(1, fault);
+  ASSERT_EQ(desk.coordinator.phase(), CoordinatorPhase::kEnding);
+  EXPECT_EQ(desk.coordinator.state().ending->exit_code, 88);
+  EXPECT_EQ(desk.coordinator.state().ending->reason, "root: disk full");
+  EXPECT_FALSE(desk.coordinator.state().ending->keep) << "the save was tried again already";
+}
+
+TEST(Coordinator, AfterAFailedFinalSaveAWorkerThatWeEndedOurselvesIsReplaced) {
+  Desk desk;
+  desk.Form();
+  desk.Say(1, control::SaveReport{control::SaveOutcome::kFinalSaveFailed, 9, "root: disk full"});
+  desk.Say(1, control::Fault{.rank = 0,
+                             .generation = 1,
+                             .process = 1,
+                             .born = 1,
+                             .end = {.signal = SIGTERM, .by_us = true}});
+  EXPECT_EQ(desk.coordinator.phase(), CoordinatorPhase::kReforming);
+}
+
 TEST(Coordinator, AStopThatIsAskedForWhileTheJobEndsChangesNothing) {
   Desk desk;
   desk.Form();
