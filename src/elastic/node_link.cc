@@ -18,7 +18,7 @@ constexpr size_t kMostReports = 64;  // kept for an absent coordinator; the newe
 
 void NodeAgent::On(const StartEvent&) {
   if (link_ != Link::kDown || link_due_ != absl::InfiniteDuration()) return;
-  alone_due_ = now_ + options_.elastic.coordinator_grace;
+  alone_due_ = now_ + options_.elastic.join;  // until it is welcome for the first time
   link_due_ = now_;
 }
 
@@ -69,7 +69,11 @@ void NodeAgent::LookAtLink() {
   }
   if (now_ >= alone_due_) {
     alone_due_ = absl::InfiniteDuration();
-    EndAll(ExitCodeOf(JobOutcome::kNoQuorum), "the coordinator was away for too long", true);
+    EndAll(ExitCodeOf(JobOutcome::kNoQuorum),
+           was_welcome_ ? "the coordinator was away for too long"
+                        : fmt::format("no coordinator took this node in within {}",
+                                      absl::FormatDuration(options_.elastic.join)),
+           true);
     FinishWhenAllEnded();
   }
   if (link_ == Link::kUp && (beat_now_ || now_ >= beat_due_)) SendBeat();

@@ -538,7 +538,8 @@ TEST(Coordinator, AStopThatIsAskedForWhileTheJobEndsChangesNothing) {
 
 // One agent of node "a" with one slot, alone with what it is told.
 struct Post {
-  Post() : agent({.elastic = Desk::Options(), .node = "a", .incarnation = 1}) {
+  explicit Post(const ElasticOptions& elastic = Desk::Options())
+      : agent({.elastic = elastic, .node = "a", .incarnation = 1}) {
     Give(StartEvent{});
   }
   std::vector<NodeAction> Give(const NodeEvent& event) {
@@ -595,6 +596,18 @@ TEST(NodeAgent, ThatIsExcludedWhileItStopsEndsWithEightySeven) {
   post.Say(control::Exclude{"ecc"});
   ASSERT_TRUE(post.over);
   EXPECT_EQ(post.over->exit_code, 87);
+}
+
+TEST(NodeAgent, WhoseCoordinatorNeverComesWaitsForItAsLongAsForTheOtherNodes) {
+  ElasticOptions elastic = Desk::Options();
+  elastic.join = absl::Seconds(20);
+  Post post(elastic);
+  post.Wait(absl::Seconds(19));
+  EXPECT_FALSE(post.over);
+  post.Wait(absl::Seconds(1));
+  ASSERT_TRUE(post.over);
+  EXPECT_EQ(post.over->exit_code, 84);
+  EXPECT_EQ(post.over->reason, "no coordinator took this node in within 20s");
 }
 
 TEST(NodeAgent, OfARunThatWasBegunAnewSavesAndEndsWithEightyFour) {
