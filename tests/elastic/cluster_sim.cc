@@ -626,7 +626,7 @@ void Cluster::DoFinish(int node, const FinishJob& finish) {
       Fail(fmt::format("n{} ends while a worker lives", node));
   }
   const int code = finish.exit_code;
-  const bool own = (code >= 80 && code <= 87) || code == 130;
+  const bool own = (code >= 80 && code <= 87) || code == 129 || code == 130;
   if (!own && (!job_code_ || *job_code_ != code))
     Fail(fmt::format("n{} ends with {}, the job with {}", node, code, job_code_.value_or(-1)));
   if (agent.stream != 0) network_.Close(agent.stream, host(node));

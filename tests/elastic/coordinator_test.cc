@@ -598,6 +598,14 @@ TEST(NodeAgent, ThatIsExcludedWhileItStopsEndsWithEightySeven) {
   EXPECT_EQ(post.over->exit_code, 87);
 }
 
+TEST(NodeAgent, ThatIsExcludedAsASpareEndsWithEightySeven) {
+  Post post;
+  post.Welcome();
+  post.Say(control::Exclude{"ecc"});
+  ASSERT_TRUE(post.over);
+  EXPECT_EQ(post.over->exit_code, 87);
+}
+
 TEST(NodeAgent, WhoseCoordinatorNeverComesWaitsForItAsLongAsForTheOtherNodes) {
   ElasticOptions elastic = Desk::Options();
   elastic.join = absl::Seconds(20);
@@ -608,6 +616,35 @@ TEST(NodeAgent, WhoseCoordinatorNeverComesWaitsForItAsLongAsForTheOtherNodes) {
   ASSERT_TRUE(post.over);
   EXPECT_EQ(post.over->exit_code, 84);
   EXPECT_EQ(post.over->reason, "no coordinator took this node in within 20s");
+}
+
+TEST(NodeAgent, ThatIsStoppedBeforeItHasACoordinatorEndsAtOnceWithTheSignalsCode) {
+  for (const auto& [signal, code] : std::vector<std::pair<int, int>>{
+           {SIGINT, 130}, {SIGHUP, 129}, {SIGTERM, 81}, {SIGUSR1, 81}}) {
+    Post post;
+    post.Give(StopAsked{signal});
+    ASSERT_TRUE(post.over) << signal;
+    EXPECT_EQ(post.over->exit_code, code);
+  }
+}
+
+TEST(NodeAgent, ThatIsStoppedWhileItsCoordinatorIsAwayEndsWithinTheTimeOfAStop) {
+  Post post;
+  post.Train();
+  post.Give(StreamDown{});
+  const absl::Duration asked = post.now;
+  post.Give(StopAsked{SIGTERM});
+  bool ended = false;
+  while (!post.over && post.now < asked + absl::Minutes(2)) {
+    post.now += absl::Milliseconds(100);
+    const auto actions = post.Give(TimerFired{1});
+    if (Post::Holds<PersistCommon>(actions)) post.Give(StopPersisted{5, true});
+    if (Post::Holds<KillWorker>(actions) && !std::exchange(ended, true))
+      post.Give(WorkerEnded{0, 1, {.signal = SIGTERM, .by_us = true}});
+  }
+  ASSERT_TRUE(post.over);
+  EXPECT_EQ(post.over->exit_code, 80);
+  EXPECT_LE(post.now - asked, JobOptions().stop_within + absl::Seconds(1));
 }
 
 TEST(NodeAgent, OfARunThatWasBegunAnewSavesAndEndsWithEightyFour) {
