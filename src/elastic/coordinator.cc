@@ -155,10 +155,10 @@ std::optional<control::Refused> Coordinator::WhyNot(const HelloReceived& event) 
   const auto known = agents_.find(hello.node);
   if (known == agents_.end() || known->second.incarnation == hello.incarnation) return {};
   if (known->second.stream == 0) return {};
-  return Refused{Refusal::kLater,
-                 fmt::format("node {} is held by agent {:x} at {}, {:x} at {} asks for it",
-                             hello.node, known->second.incarnation, known->second.address,
-                             hello.incarnation, event.address)};
+  return Refused{
+      Refusal::kLater,
+      fmt::format("node name '{}' is taken by an agent that lives; give this one another --node",
+                  hello.node)};
 }
 
 void Coordinator::BringUpToDate(Agent& agent) {

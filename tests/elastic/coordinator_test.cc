@@ -348,8 +348,9 @@ TEST(Coordinator, RefusesStrangersNamingBothSides) {
   EXPECT_THAT(Desk::RefusalIn(desk.Hello(4, other_run)),
               HasSubstr(Id128::FromName("another run").hex()));
   claimed.node = "a";
-  EXPECT_THAT(Desk::RefusalIn(desk.Hello(5, claimed)),
-              HasSubstr("node a is held by agent b at 10.0.0.1:5, d at 10.0.0.1:5 asks for it"));
+  EXPECT_THAT(
+      Desk::RefusalIn(desk.Hello(5, claimed)),
+      HasSubstr("node name 'a' is taken by an agent that lives; give this one another --node"));
   EXPECT_THAT(Desk::RefusalIn(desk.Hello(6, good, "its proof of the token is wrong")),
               HasSubstr("proof of the token"));
   EXPECT_EQ(Desk::RefusalIn(desk.Hello(7, good)), "");
