@@ -109,7 +109,8 @@ void AgentLink::Resolved(const absl::StatusOr<std::vector<std::string>>& address
 
 void AgentLink::TryAddress() {
   if (next_ == addresses_.size()) {
-    return Down(fmt::format("no coordinator at {}: tried {}", endpoint_.text(), tried_));
+    const bool is_named = addresses_.size() != 1 || Where() != endpoint_.text();
+    return Down(is_named ? fmt::format("{}: tried {}", endpoint_.text(), tried_) : tried_);
   }
   address_ = addresses_[next_++];
   ++attempt_;

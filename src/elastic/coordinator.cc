@@ -84,7 +84,7 @@ void Coordinator::On(const StartEvent&) {
 
 void Coordinator::On(const HelloReceived& event) {
   if (phase_ == CoordinatorPhase::kDone && event.distrust.empty() &&
-      event.hello.job == options_.job) {
+      event.hello.job == options_.job && !IsOfAnotherRun(event.hello)) {
     Emit(SendToAgent{event.stream,
                      control::Welcome{state_.run_id, state_.incarnation, state_.generation()}});
     Emit(SendToAgent{event.stream, control::Done{state_.ended->exit_code, state_.ended->reason}});
@@ -129,6 +129,10 @@ void Coordinator::On(const HelloReceived& event) {
   BringUpToDate(agent);
 }
 
+bool Coordinator::IsOfAnotherRun(const control::Hello& hello) const {
+  return !hello.run_id.is_zero() && hello.run_id != state_.run_id;
+}
+
 std::optional<control::Refused> Coordinator::WhyNot(const HelloReceived& event) {
   using control::Refusal;
   using control::Refused;
@@ -139,9 +143,10 @@ std::optional<control::Refused> Coordinator::WhyNot(const HelloReceived& event) 
     return Refused{Refusal::kNever, fmt::format("agent {} is of job '{}', this is job '{}'",
                                                 hello.node, hello.job, options_.job)};
   }
-  if (!hello.run_id.is_zero() && hello.run_id != state_.run_id) {
-    return Refused{Refusal::kNever, fmt::format("agent {} is of run {}, this is run {}", hello.node,
-                                                hello.run_id.hex(), state_.run_id.hex())};
+  if (IsOfAnotherRun(hello)) {
+    return Refused{Refusal::kBegunAnew,
+                   fmt::format("job {} was begun anew as run {}; agent {} is of run {}",
+                               options_.job, state_.run_id.hex(), hello.node, hello.run_id.hex())};
   }
   if (hello.capacity <= 0 || hello.node.empty())
     return Refused{Refusal::kNever, fmt::format("agent '{}' has no slots", hello.node)};
@@ -150,10 +155,10 @@ std::optional<control::Refused> Coordinator::WhyNot(const HelloReceived& event) 
   const auto known = agents_.find(hello.node);
   if (known == agents_.end() || known->second.incarnation == hello.incarnation) return {};
   if (known->second.stream == 0) return {};
-  return Refused{Refusal::kLater,
-                 fmt::format("node {} is held by agent {:x} at {}, {:x} at {} asks for it",
-                             hello.node, known->second.incarnation, known->second.address,
-                             hello.incarnation, event.address)};
+  return Refused{
+      Refusal::kLater,
+      fmt::format("node name '{}' is taken by an agent that lives; give this one another --node",
+                  hello.node)};
 }
 
 void Coordinator::BringUpToDate(Agent& agent) {

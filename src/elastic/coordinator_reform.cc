@@ -40,6 +40,10 @@ void Coordinator::Hear(Agent& agent, const control::Fault& fault) {
     ++ignored_;
     return;
   }
+  if (!state_.final_save_failed.empty() && !fault.plain && !fault.end.by_us && !fault.end.clean()) {
+    // All is trained, and its save was tried again: a restart would only fail once more.
+    return End(JobOutcome::kNotInRoot, 0, state_.final_save_failed);
+  }
   if (fault.fault_class == FaultClass::kEarlyExit && fault.end.clean() && !is_preparing()) {
     const bool known =
         std::any_of(early_exits_.begin(), early_exits_.end(), [&](const EarlyExit& exit) {

@@ -79,8 +79,10 @@ void Coordinator::SendStop(Agent& agent) {
 
 void Coordinator::End(JobOutcome outcome, int exit_code, const std::string& reason) {
   if (phase_ == CoordinatorPhase::kEnding || phase_ == CoordinatorPhase::kDone) return;
-  // A root that isn't ours is not written, where nothing restores nothing new was trained.
-  const bool keep = outcome != JobOutcome::kRefused && outcome != JobOutcome::kNeedsHuman;
+  // A root that isn't ours is not written, where nothing restores nothing new was trained, and what
+  // the root does not take was tried again already.
+  const bool keep = outcome != JobOutcome::kRefused && outcome != JobOutcome::kNeedsHuman &&
+                    outcome != JobOutcome::kNotInRoot;
   Append(EndingRecord{outcome == JobOutcome::kWorkerFailed ? exit_code : ExitCodeOf(outcome),
                       reason, keep});
   phase_ = CoordinatorPhase::kEnding;

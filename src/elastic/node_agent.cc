@@ -417,8 +417,10 @@ absl::Duration NodeAgent::patience(const Slot& slot) const {
 }
 
 absl::Duration NodeAgent::Nearest() const {
-  absl::Duration nearest =
-      std::min({link_due_, beat_due_, alone_due_, seal_due_, persist_due_, farewell_due_});
+  absl::Duration nearest = std::min({link_due_, beat_due_, alone_due_, seal_due_, persist_due_});
+  const bool awaits_farewell = stopping_ && persist_due_ == absl::InfiniteDuration() &&
+                               std::none_of(slots_.begin(), slots_.end(), IsAlive);
+  if (awaits_farewell) nearest = std::min(nearest, farewell_due_);
   for (const Slot& slot : slots_) {
     nearest = std::min(nearest, slot.due);
     const bool backs_off = slot.state == State::kEmpty && is_preparing() && no_spawn_before_ > now_;

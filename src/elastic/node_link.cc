@@ -18,7 +18,7 @@ constexpr size_t kMostReports = 64;  // kept for an absent coordinator; the newe
 
 void NodeAgent::On(const StartEvent&) {
   if (link_ != Link::kDown || link_due_ != absl::InfiniteDuration()) return;
-  alone_due_ = now_ + options_.elastic.coordinator_grace;
+  alone_due_ = now_ + options_.elastic.join;  // until it is welcome for the first time
   link_due_ = now_;
 }
 
@@ -69,7 +69,11 @@ void NodeAgent::LookAtLink() {
   }
   if (now_ >= alone_due_) {
     alone_due_ = absl::InfiniteDuration();
-    EndAll(ExitCodeOf(JobOutcome::kNoQuorum), "the coordinator was away for too long", true);
+    EndAll(ExitCodeOf(JobOutcome::kNoQuorum),
+           was_welcome_ ? "the coordinator was away for too long"
+                        : fmt::format("no coordinator took this node in within {}",
+                                      absl::FormatDuration(options_.elastic.join)),
+           true);
     FinishWhenAllEnded();
   }
   if (link_ == Link::kUp && (beat_now_ || now_ >= beat_due_)) SendBeat();
@@ -121,12 +125,25 @@ void NodeAgent::Hear(const control::Welcome& welcome) {
 }
 
 void NodeAgent::Hear(const control::Refused& refused) {
-  if (refused.kind == control::Refusal::kExcluded)
-    return EndAll(ExitCodeOf(JobOutcome::kExcluded), refused.reason, true);
-  // Whoever trains already must have met a stranger: the right one may come back.
-  if (refused.kind == control::Refusal::kNever && !was_welcome_)
-    return EndAll(ExitCodeOf(JobOutcome::kRefused), refused.reason, false);
+  using control::Refusal;
   Drop(refused.reason);
+  switch (refused.kind) {
+    case Refusal::kLater:
+      return;
+    case Refusal::kNever:
+      // Whoever trains already must have met a stranger: the right one may come back.
+      if (was_welcome_) return;
+      EndAll(ExitCodeOf(JobOutcome::kRefused), refused.reason, false);
+      break;
+    case Refusal::kExcluded:
+      EndAll(ExitCodeOf(JobOutcome::kExcluded), refused.reason, true);
+      break;
+    case Refusal::kBegunAnew:
+      // Its coordinator will not come back. A supervisor starts it again, for the new run.
+      EndAll(ExitCodeOf(JobOutcome::kNoQuorum), refused.reason, true);
+      break;
+  }
+  link_due_ = alone_due_ = absl::InfiniteDuration();  // nobody is asked again
 }
 
 void NodeAgent::On(const SaveReported& event) {

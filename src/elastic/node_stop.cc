@@ -7,6 +7,17 @@
 #include "outlast/elastic/node_agent.h"
 
 namespace outlast {
+namespace {
+
+// As Coordinator::StopCode, where there is no coordinator to say it.
+int StopCode(int signal, bool durable, const JobOptions& budget) {
+  if (signal == SIGINT) return ExitCodeOf(JobOutcome::kInterrupted);
+  if (signal == SIGHUP) return ExitCodeOf(JobOutcome::kHungUp);
+  return durable ? ExitCodeOf(JobOutcome::kPreemptedSaved, budget.preempt_exit)
+                 : ExitCodeOf(JobOutcome::kPreemptedUnsaved);
+}
+
+}  // namespace
 
 // --- Asked here ---
 
@@ -26,6 +37,11 @@ void NodeAgent::On(const StopAsked& event) {
     return;
   }
   // Whatever the coordinator says, or doesn't: the platform's time is this node's limit.
+  farewell_due_ = now_ + within;
+  if (committed_ == 0 && link_ != Link::kUp) {  // nothing ran, and there is nobody to agree with
+    return EndAll(StopCode(event.signal, false, options_.elastic.budget),
+                  fmt::format("stopped (signal {})", event.signal), false);
+  }
   if (stop_due_ == absl::InfiniteDuration()) {
     kill_due_ = now_ + std::min(options_.elastic.budget.grace, within);
     seal_due_ = kill_due_ - std::min(options_.elastic.budget.abort_term, (kill_due_ - now_) / 2);
@@ -200,14 +216,13 @@ void NodeAgent::FinishWhenAllEnded() {
   if (end_) return Finish(end_->first, end_->second);
   if (farewell_due_ == absl::InfiniteDuration())
     farewell_due_ = std::max(now_, stop_due_) + options_.elastic.budget.stop_within;
-  if (now_ >= farewell_due_) {
-    return Finish(ExitCodeOf(durable_ ? JobOutcome::kPreemptedSaved : JobOutcome::kPreemptedUnsaved,
-                             options_.elastic.budget.preempt_exit),
-                  "the coordinator did not say how the job ended");
+  if (!said_bye_ && link_ == Link::kUp) {
+    said_bye_ = true;
+    Send(control::Bye{.generation = committed_, .durable = durable_, .final_step = newest_step_});
   }
-  if (said_bye_ || link_ != Link::kUp) return;
-  said_bye_ = true;
-  Send(control::Bye{.generation = committed_, .durable = durable_, .final_step = newest_step_});
+  if (now_ < farewell_due_) return;
+  Finish(StopCode(leave_ ? leave_->signal : SIGTERM, durable_, options_.elastic.budget),
+         "the coordinator did not say how the job ended");
 }
 
 void NodeAgent::Finish(int exit_code, const std::string& reason) {

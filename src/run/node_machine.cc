@@ -1,6 +1,8 @@
 #include "run/node_machine.h"
 
 #include <algorithm>
+#include <cctype>
+#include <map>
 #include <utility>
 #include <variant>
 
@@ -45,6 +47,36 @@ std::vector<std::string> NodesOf(const RankMap& map) {
   }
   return nodes;
 }
+
+// Each reason once, and once a minute while it comes again. Two are the same that differ in numbers
+// alone: a port or an incarnation is another one each time.
+class Repeats {
+ public:
+  bool IsDue(const std::string& reason, absl::Duration now) {
+    constexpr absl::Duration kPause = absl::Minutes(1);
+    std::erase_if(said_, [&](const auto& said) { return now - said.second >= kPause; });
+    return said_.emplace(WithoutNumbers(reason), now).second;
+  }
+  void Forget() { said_.clear(); }
+
+ private:
+  static std::string WithoutNumbers(const std::string& reason) {
+    const auto in_word = [](char c) { return std::isalnum(static_cast<unsigned char>(c)) != 0; };
+    std::string text;
+    for (size_t i = 0; i < reason.size();) {
+      const size_t begin = i;
+      while (i < reason.size() && in_word(reason[i])) ++i;
+      if (i == begin) {
+        text += reason[i++];
+        continue;
+      }
+      const std::string word = reason.substr(begin, i - begin);
+      text += word.find_first_of("0123456789") == std::string::npos ? word : "#";
+    }
+    return text;
+  }
+  std::map<std::string, absl::Duration> said_;
+};
 
 }  // namespace
 
@@ -92,7 +124,10 @@ class NodeMachine::Impl {
   uint64_t bootstrap_generation_ = 0;
   std::string bootstrap_;
   bool is_welcome_ = false;
-  std::string said_down_;  // why the link is down, as people were told
+  bool said_down_ = false;  // that the link is down, to people
+  std::string refusal_;     // the newest
+  Repeats reasons_;
+  absl::Duration now_;
 };
 
 // --- Events ---
@@ -102,8 +137,11 @@ void NodeMachine::Impl::Listen(Tell tell) {
   link_.Listen({.on_up = [this] { Give(StreamUp{}); },
                 .on_down =
                     [this](const std::string& why) {
-                      LinkIsDown(why);
-                      Give(StreamDown{});
+                      tell_([this, why](const JobView& view) {
+                        now_ = view.now;
+                        LinkIsDown(why);
+                        return Step(StreamDown{}, view);
+                      });
                     },
                 .on_said =
                     [this](const control::CoordinatorMessage& message) {
@@ -118,6 +156,7 @@ void NodeMachine::Impl::Give(NodeEvent event) {
 
 std::vector<JobAction> NodeMachine::Impl::Step(const NodeEvent& event, const JobView& view) {
   std::vector<JobAction> rest;
+  now_ = view.now;
   for (NodeAction& action : agent_.Step(event, view)) Do(std::move(action), rest);
   if (group_ != 0 && agent_.generation() > group_) peers_.Leave(std::exchange(group_, 0));
   return rest;
@@ -125,8 +164,8 @@ std::vector<JobAction> NodeMachine::Impl::Step(const NodeEvent& event, const Job
 
 void NodeMachine::Impl::SaidByCoordinator(const control::CoordinatorMessage& message) {
   if (std::holds_alternative<control::Welcome>(message)) LinkIsUp();
-  if (const auto* refused = std::get_if<control::Refused>(&message))
-    LinkIsDown("refused: " + refused->reason);
+  // It is told when the agent drops the stream for it, once.
+  if (const auto* refused = std::get_if<control::Refused>(&message)) refusal_ = refused->reason;
   if (const auto* excluded = std::get_if<control::Exclude>(&message))
     Say("the coordinator excludes this node: " + excluded->reason);
 }
@@ -134,17 +173,20 @@ void NodeMachine::Impl::SaidByCoordinator(const control::CoordinatorMessage& mes
 // --- People ---
 
 void NodeMachine::Impl::LinkIsUp() {
-  const bool was_down = !std::exchange(is_welcome_, true) && !said_down_.empty();
-  said_down_.clear();
+  const bool was_down = !std::exchange(is_welcome_, true) && said_down_;
+  said_down_ = false;
+  reasons_.Forget();
   if (was_down) Say("the coordinator is there");
 }
 
 void NodeMachine::Impl::LinkIsDown(const std::string& why) {
   const bool was_up = std::exchange(is_welcome_, false);
-  if (agent_.is_over() || (!was_up && why == said_down_)) return;
-  said_down_ = why;
-  Say(fmt::format("no coordinator: {}{}", why,
-                  agent_.generation() > 0 ? "; training goes on" : ""));
+  // What ends the agent is its last line.
+  if (agent_.is_over() || (!reasons_.IsDue(why, now_) && !was_up)) return;
+  said_down_ = true;
+  const bool trains = agent_.generation() > 0 && !agent_.is_stopping();
+  Say(fmt::format("{}: {}{}", why == refusal_ ? "refused" : "no coordinator", why,
+                  trains ? "; training goes on" : ""));
 }
 
 // --- Actions ---

@@ -118,7 +118,7 @@ TEST_F(Join, ANodeThatIsHeldIsNotGivenToASecondAgent) {
 
   StartNode(1, LinkOptions(0), 999);
 
-  EXPECT_TRUE(Says("node n0 is held by agent 64"));
+  EXPECT_TRUE(Says("node name 'n0' is taken by an agent that lives; give this one another --node"));
 }
 
 TEST_F(Join, ThreeHundredAgentsInABurst) {

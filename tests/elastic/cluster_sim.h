@@ -66,7 +66,7 @@ class Cluster {
   void LeaveBody(int node, int slot);  // kAborted, which nobody had asked for
   void ReportSave(int node, control::SaveOutcome outcome);
   void FailRestore() { fail_restore_ = true; }
-  void MisleadAgent(int node);  // its next stream leads to the coordinator of another run
+  void MisleadAgent(int node);  // its next stream leads to the coordinator of another run or job
   void PauseAgent(int node) { network_.Pause(host(node)); }
   void ResumeAgent(int node) { network_.Resume(host(node)); }
   void PauseCoordinator() { network_.Pause(coordinator_host_); }

@@ -5,7 +5,9 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <csignal>
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -270,14 +272,17 @@ struct Desk {
       Say(stream, control::Prepared{.generation = 1, .round = 1, .staged = true});
     for (const uint64_t stream : {1, 2}) Say(stream, control::Committed{1});
   }
-  static std::string RefusalIn(const std::vector<CoordinatorAction>& actions) {
+  static std::optional<control::Refused> RefusedIn(const std::vector<CoordinatorAction>& actions) {
     for (const CoordinatorAction& action : actions) {
       const auto* send = std::get_if<SendToAgent>(&action);
       if (send == nullptr) continue;
-      if (const auto* refused = std::get_if<control::Refused>(&send->message))
-        return refused->reason;
+      if (const auto* refused = std::get_if<control::Refused>(&send->message)) return *refused;
     }
-    return "";
+    return std::nullopt;
+  }
+  static std::string RefusalIn(const std::vector<CoordinatorAction>& actions) {
+    const auto refused = RefusedIn(actions);
+    return refused ? refused->reason : "";
   }
 
   Coordinator coordinator;
@@ -343,11 +348,37 @@ TEST(Coordinator, RefusesStrangersNamingBothSides) {
   EXPECT_THAT(Desk::RefusalIn(desk.Hello(4, other_run)),
               HasSubstr(Id128::FromName("another run").hex()));
   claimed.node = "a";
-  EXPECT_THAT(Desk::RefusalIn(desk.Hello(5, claimed)),
-              HasSubstr("node a is held by agent b at 10.0.0.1:5, d at 10.0.0.1:5 asks for it"));
+  EXPECT_THAT(
+      Desk::RefusalIn(desk.Hello(5, claimed)),
+      HasSubstr("node name 'a' is taken by an agent that lives; give this one another --node"));
   EXPECT_THAT(Desk::RefusalIn(desk.Hello(6, good, "its proof of the token is wrong")),
               HasSubstr("proof of the token"));
   EXPECT_EQ(Desk::RefusalIn(desk.Hello(7, good)), "");
+}
+
+TEST(Coordinator, TellsAnAgentOfAFormerRunThatTheJobWasBegunAnew) {
+  Desk desk;
+  const Id128 former = Id128::FromName("the former run");
+  const control::Hello hello{
+      .job = "job", .node = "a", .incarnation = 9, .capacity = 1, .run_id = former};
+  const std::string reason = "job job was begun anew as run " + Id128::FromName("run").hex() +
+                             "; agent a is of run " + former.hex();
+
+  auto refused = Desk::RefusedIn(desk.Hello(1, hello));
+  ASSERT_TRUE(refused);
+  EXPECT_EQ(refused->kind, control::Refusal::kBegunAnew);
+  EXPECT_EQ(refused->reason, reason);
+  refused = Desk::RefusedIn(desk.Hello(2, hello, "its proof of the token is wrong"));
+  ASSERT_TRUE(refused);
+  EXPECT_EQ(refused->kind, control::Refusal::kNever) << "it proved nothing";
+
+  // Nor is it told how the new run ended.
+  desk.now += absl::Hours(1);
+  desk.Give(TimerFired{1});
+  ASSERT_EQ(desk.coordinator.phase(), CoordinatorPhase::kDone);
+  refused = Desk::RefusedIn(desk.Hello(3, hello));
+  ASSERT_TRUE(refused);
+  EXPECT_EQ(refused->kind, control::Refusal::kBegunAnew);
 }
 
 TEST(Coordinator, StepsDownBeforeOneThatIsNewer) {
@@ -472,6 +503,30 @@ TEST(Coordinator, APersonsInterruptStopsTheWholeJobWithOneHundredAndThirty) {
   EXPECT_TRUE(bench.Ends(130));
 }
 
+TEST(Coordinator, AWorkerThatFailsAfterItsFinalSaveFailedEndsTheJobWithEightyEight) {
+  Desk desk;
+  desk.Form();
+  desk.Say(1, control::SaveReport{control::SaveOutcome::kFinalSaveFailed, 9, "root: disk full"});
+  control::Fault fault{.rank = 0, .generation = 1, .process = 1, .born = 1, .end = {.code = 1}};
+  desk.Say(1, fault);
+  ASSERT_EQ(desk.coordinator.phase(), CoordinatorPhase::kEnding);
+  EXPECT_EQ(desk.coordinator.state().ending->exit_code, 88);
+  EXPECT_EQ(desk.coordinator.state().ending->reason, "root: disk full");
+  EXPECT_FALSE(desk.coordinator.state().ending->keep) << "the save was tried again already";
+}
+
+TEST(Coordinator, AfterAFailedFinalSaveAWorkerThatWeEndedOurselvesIsReplaced) {
+  Desk desk;
+  desk.Form();
+  desk.Say(1, control::SaveReport{control::SaveOutcome::kFinalSaveFailed, 9, "root: disk full"});
+  desk.Say(1, control::Fault{.rank = 0,
+                             .generation = 1,
+                             .process = 1,
+                             .born = 1,
+                             .end = {.signal = SIGTERM, .by_us = true}});
+  EXPECT_EQ(desk.coordinator.phase(), CoordinatorPhase::kReforming);
+}
+
 TEST(Coordinator, AStopThatIsAskedForWhileTheJobEndsChangesNothing) {
   Desk desk;
   desk.Form();
@@ -482,21 +537,141 @@ TEST(Coordinator, AStopThatIsAskedForWhileTheJobEndsChangesNothing) {
   EXPECT_EQ(desk.coordinator.state().ending->exit_code, 85);
 }
 
-TEST(NodeAgent, ThatIsExcludedWhileItStopsEndsWithEightySeven) {
-  NodeAgent agent({.elastic = Desk::Options(), .node = "a", .incarnation = 1});
-  absl::Duration now = absl::Seconds(9);
-  const auto give = [&](const NodeEvent& event) {
+// One agent of node "a" with one slot, alone with what it is told.
+struct Post {
+  explicit Post(const ElasticOptions& elastic = Desk::Options())
+      : agent({.elastic = elastic, .node = "a", .incarnation = 1}) {
+    Give(StartEvent{});
+  }
+  std::vector<NodeAction> Give(const NodeEvent& event) {
     now += absl::Milliseconds(1);
-    return agent.Step(event, {.now = now});
-  };
-  give(StartEvent{});
-  give(StreamUp{});
-  give(CoordinatorSaid{control::Welcome{Id128::FromName("run"), 1, 0}});
-  give(CoordinatorSaid{control::Stop{.how = control::StopHow::kAtOnce, .signal = SIGTERM}});
-  ASSERT_TRUE(agent.is_stopping());
-  const auto actions = give(CoordinatorSaid{control::Exclude{"ecc"}});
-  EXPECT_TRUE(agent.is_over());
-  EXPECT_EQ(std::get<FinishJob>(actions.front()).exit_code, 87);
+    std::vector<NodeAction> actions = agent.Step(event, {.now = now});
+    for (const NodeAction& action : actions) {
+      if (const auto* finish = std::get_if<FinishJob>(&action)) over = *finish;
+    }
+    return actions;
+  }
+  std::vector<NodeAction> Say(control::CoordinatorMessage message) {
+    return Give(CoordinatorSaid{std::move(message)});
+  }
+  void Wait(absl::Duration time) {
+    now += time;
+    Give(TimerFired{1});
+  }
+  void Welcome() {
+    Give(StreamUp{});
+    Say(control::Welcome{Id128::FromName("run"), 1, 0});
+  }
+  // Its rank 0 is in the body of generation 1.
+  void Train() {
+    Welcome();
+    const RankMap map{.runs = {{.node = "a", .incarnation = 1, .count = 1}}, .world = 1};
+    Say(control::Prepare{.generation = 1, .round = 1, .map = map});
+    Give(WorkerJoined{0, 1});
+    Give(WorkerStaged{0, 1, 0});
+    Say(control::Commit{.generation = 1, .map = map});
+  }
+  // The link opens anew, and is refused.
+  std::vector<NodeAction> Refuse(control::Refusal kind, const std::string& reason) {
+    Wait(absl::Seconds(3));
+    Give(StreamUp{});
+    return Say(control::Refused{kind, reason});
+  }
+  template <typename Action>
+  static bool Holds(const std::vector<NodeAction>& actions) {
+    return std::any_of(actions.begin(), actions.end(), [](const NodeAction& action) {
+      return std::holds_alternative<Action>(action);
+    });
+  }
+
+  NodeAgent agent;
+  absl::Duration now = absl::Seconds(9);
+  std::optional<FinishJob> over;
+};
+
+TEST(NodeAgent, ThatIsExcludedWhileItStopsEndsWithEightySeven) {
+  Post post;
+  post.Welcome();
+  post.Say(control::Stop{.how = control::StopHow::kAtOnce, .signal = SIGTERM});
+  ASSERT_TRUE(post.agent.is_stopping());
+  post.Say(control::Exclude{"ecc"});
+  ASSERT_TRUE(post.over);
+  EXPECT_EQ(post.over->exit_code, 87);
+}
+
+TEST(NodeAgent, ThatIsExcludedAsASpareEndsWithEightySeven) {
+  Post post;
+  post.Welcome();
+  post.Say(control::Exclude{"ecc"});
+  ASSERT_TRUE(post.over);
+  EXPECT_EQ(post.over->exit_code, 87);
+}
+
+TEST(NodeAgent, WhoseCoordinatorNeverComesWaitsForItAsLongAsForTheOtherNodes) {
+  ElasticOptions elastic = Desk::Options();
+  elastic.join = absl::Seconds(20);
+  Post post(elastic);
+  post.Wait(absl::Seconds(19));
+  EXPECT_FALSE(post.over);
+  post.Wait(absl::Seconds(1));
+  ASSERT_TRUE(post.over);
+  EXPECT_EQ(post.over->exit_code, 84);
+  EXPECT_EQ(post.over->reason, "no coordinator took this node in within 20s");
+}
+
+TEST(NodeAgent, ThatIsStoppedBeforeItHasACoordinatorEndsAtOnceWithTheSignalsCode) {
+  for (const auto& [signal, code] : std::vector<std::pair<int, int>>{
+           {SIGINT, 130}, {SIGHUP, 129}, {SIGTERM, 81}, {SIGUSR1, 81}}) {
+    Post post;
+    post.Give(StopAsked{signal});
+    ASSERT_TRUE(post.over) << signal;
+    EXPECT_EQ(post.over->exit_code, code);
+  }
+}
+
+TEST(NodeAgent, ThatIsStoppedWhileItsCoordinatorIsAwayEndsWithinTheTimeOfAStop) {
+  Post post;
+  post.Train();
+  post.Give(StreamDown{});
+  const absl::Duration asked = post.now;
+  post.Give(StopAsked{SIGTERM});
+  bool ended = false;
+  while (!post.over && post.now < asked + absl::Minutes(2)) {
+    post.now += absl::Milliseconds(100);
+    const auto actions = post.Give(TimerFired{1});
+    if (Post::Holds<PersistCommon>(actions)) post.Give(StopPersisted{5, true});
+    if (Post::Holds<KillWorker>(actions) && !std::exchange(ended, true))
+      post.Give(WorkerEnded{0, 1, {.signal = SIGTERM, .by_us = true}});
+  }
+  ASSERT_TRUE(post.over);
+  EXPECT_EQ(post.over->exit_code, 80);
+  EXPECT_LE(post.now - asked, JobOptions().stop_within + absl::Seconds(1));
+}
+
+TEST(NodeAgent, OfARunThatWasBegunAnewSavesAndEndsWithEightyFour) {
+  Post post;
+  post.Train();
+  ASSERT_EQ(post.agent.generation(), 1u);
+  post.Give(StreamDown{});
+
+  const auto actions = post.Refuse(control::Refusal::kBegunAnew, "begun anew");
+  EXPECT_TRUE(Post::Holds<PersistCommon>(actions));
+  EXPECT_TRUE(Post::Holds<KillWorker>(actions));
+  post.Give(StopPersisted{5, true});
+  post.Give(WorkerEnded{0, 1, {.signal = SIGTERM, .by_us = true}});
+  ASSERT_TRUE(post.over);
+  EXPECT_EQ(post.over->exit_code, 84);
+  EXPECT_EQ(post.over->reason, "begun anew");
+}
+
+TEST(NodeAgent, ThatMetAStrangerWhileItTrainsAsksAgain) {
+  Post post;
+  post.Train();
+  post.Give(StreamDown{});
+  post.Refuse(control::Refusal::kNever, "of another job");
+  EXPECT_FALSE(post.agent.is_stopping());
+  post.now += absl::Seconds(3);
+  EXPECT_TRUE(Post::Holds<OpenStream>(post.Give(TimerFired{1})));
 }
 
 // --- Small rules ---

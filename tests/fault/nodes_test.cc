@@ -411,6 +411,20 @@ TEST_F(Nodes, AForeignJobIsRefusedInOneLine) {
   EndsWith(1, 81);
 }
 
+TEST_F(Nodes, AnAgentOfARunThatWasBegunAnewEndsAtOnceAndJoinsTheNewOneWhenStartedAgain) {
+  for (const int k : {1, 2}) StartTrainer(k, "2");
+  ASSERT_TRUE(AllTrain(4)) << Seen();
+  agents_.at(1)->Signal(SIGKILL);
+  agents_.at(1)->Wait(Within(10));
+  StartTrainer(1, "2");
+  EndsWith(2, 84);
+  EXPECT_THAT(agents_.at(2)->seen(), HasSubstr("exit code 84: job job was begun anew as run "));
+
+  StartTrainer(2, "2");
+  EndTraining();
+  for (const int k : {1, 2}) EndsWith(k, 0);
+}
+
 TEST_F(Nodes, AnAddressThatIsNotThisMachinesIsRefused) {
   StartTrainer(1, "2", {"--advertise", "192.0.2.1"});
   EndsWith(1, 85);

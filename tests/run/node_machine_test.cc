@@ -12,11 +12,13 @@
 #include <utility>
 #include <vector>
 
+#include "base/event_loop.h"
 #include "outlast/base/mutex.h"
 #include "outlast/base/status.h"
 #include "outlast/run/collectives.h"
 #include "outlast/testing/time_factor.h"
 #include "run/keeper.h"
+#include "run/tcp_peers.h"
 #include "testing/local_cluster.h"
 
 namespace outlast {
@@ -254,6 +256,49 @@ TEST(NodeMachine, ACoordinatorThatGoesAndComesBackAbortsNothing) {
                 ElementsAre("no coordinator: the coordinator crashed; training goes on",
                             "the coordinator is there"));
   }
+}
+
+// Whatever it is told comes from the test.
+struct SilentLink : CoordinatorLink {
+  void Listen(Ears to) override { ears = std::move(to); }
+  void Open() override {}
+  void Hello(const control::Hello&) override {}
+  void Send(const control::AgentMessage&) override {}
+  void Drop(const std::string&) override {}
+  Ears ears;
+};
+
+TEST(NodeMachine, TellsWhyItHasNoCoordinatorInOneLineAMinuteForEachReason) {
+  const auto loop = std::move(EventLoop::Make()).value();
+  const auto peers = MakeTcpPeers(*loop, {.job = "job", .node = "a", .token = "secret"}).value();
+  SilentLink link;
+  absl::Duration now = absl::Seconds(100);
+  std::vector<std::string> lines;
+  NodeMachine machine({.node = {.elastic = {.job = "job"}, .node = "a", .incarnation = 1},
+                       .say = [&](const std::string& line) { lines.push_back(line); }},
+                      link, *peers);
+  machine.Listen([&](const JobMachine::Happening& happening) { happening({.now = now}); });
+  const auto retry = [&] {
+    now += absl::Seconds(2);
+    machine.Step(TimerFired{1}, {.now = now});
+  };
+  const auto refuse = [&](const std::string& reason) {
+    link.ears.on_up();
+    link.ears.on_said(control::Refused{control::Refusal::kLater, reason});
+    retry();
+  };
+  machine.Step(StartEvent{}, {.now = now});
+
+  for (int port = 40000; port < 40020; ++port) {
+    refuse("taken by 1f" + std::to_string(port) + " at 10.0.0.1:" + std::to_string(port));
+    link.ears.on_down("10.0.0.9:" + std::to_string(port) + ": connection refused");
+    retry();
+  }
+
+  EXPECT_THAT(lines, ElementsAre("refused: taken by 1f40000 at 10.0.0.1:40000",
+                                 "no coordinator: 10.0.0.9:40000: connection refused",
+                                 "refused: taken by 1f40015 at 10.0.0.1:40015",
+                                 "no coordinator: 10.0.0.9:40015: connection refused"));
 }
 
 TEST(NodeMachine, WhatARankPutsOnOneNodeAllOthersGet) {

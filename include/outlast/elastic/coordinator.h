@@ -194,6 +194,7 @@ class Coordinator {
   void Hear(Agent& agent, const control::Bye& bye);
 
   // Membership (coordinator.cc).
+  bool IsOfAnotherRun(const control::Hello& hello) const;
   std::optional<control::Refused> WhyNot(const HelloReceived& event);
   void BringUpToDate(Agent& agent);
   void Lose(Agent& agent, const std::string& reason);

@@ -147,7 +147,12 @@ struct Welcome {
   uint64_t generation = 0;
 };
 // kLater: try again; kNever: not in this job; kExcluded: not while the node cools down.
-enum class Refusal : uint8_t { kLater, kNever, kExcluded };
+enum class Refusal : uint8_t {
+  kLater,
+  kNever,
+  kExcluded,
+  kBegunAnew,  // the same job, as another run: the agent's own run is over
+};
 struct Refused {
   Refusal kind = Refusal::kNever;
   std::string reason;
