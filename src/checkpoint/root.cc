@@ -249,9 +249,11 @@ std::string Root::ClaimPath(uint64_t number, std::string_view suffix) const {
 absl::StatusOr<std::unique_ptr<Root>> Root::Open(std::string_view uri, RootOptions options,
                                                  Clock& clock) {
   OUTLAST_ASSIGN_OR_RETURN(std::string path, PathOfUri(uri));
-  if (options.access == Access::kWrite) {
-    absl::Status made = MakeFolders(path);
-    if (made.ok() && access(path.c_str(), W_OK | X_OK) != 0)
+  if (options.access == Access::kJoin && options.job_name.empty()) options.access = Access::kWrite;
+  if (options.access != Access::kRead) {
+    const bool joins = options.access == Access::kJoin;
+    absl::Status made = joins ? absl::OkStatus() : MakeFolders(path);
+    if (made.ok() && access(path.c_str(), W_OK | X_OK) != 0 && !(joins && errno == ENOENT))
       made = FileError(errno, "write to", path);
     OUTLAST_RETURN_IF_ERROR(WithWanted(made, "write to"));
   }
@@ -264,6 +266,11 @@ absl::Status Root::Identify() {
   const std::string file = fmt::format("{}/{}", path_, kRootFile);
   const bool named = !options_.job_name.empty();
   auto text = ReadSmall(file, kMaxSmallBytes);
+  if (absl::IsNotFound(text.status()) && options_.access == Access::kJoin) {
+    job_ = Id128::FromName(options_.job_name);
+    job_name_ = options_.job_name;
+    return absl::OkStatus();
+  }
   if (absl::IsNotFound(text.status())) {
     OUTLAST_ASSIGN_OR_RETURN(const std::optional<Id128> found, JobOfManifests(path_));
     RootRecord record{
@@ -425,6 +432,13 @@ absl::Status Root::TakeClaim(uint64_t above) {
     OUTLAST_RETURN_IF_ERROR(SweepTemps(folder));
     return Beat();
   }
+}
+
+absl::StatusOr<std::string> Root::ClaimText(uint64_t number) const {
+  // Makes an NFS client ask its server anew, also about names that it knows to be missing.
+  (void)ListFolder(path_);
+  (void)ListFolder(fmt::format("{}/{}", path_, kClaimsFolder));
+  return ReadSmall(ClaimPath(number), kMaxSmallBytes);
 }
 
 uint64_t Root::claim() const {

@@ -172,7 +172,9 @@ RollForwardDecision JudgeRollForward(const RollForwardView& view, const Id128& r
 
 // --- The root ---
 
-enum class Access : uint8_t { kRead, kWrite };
+// kJoin: to write beside the process that has the root's claim, which makes what is missing; so
+// nothing is made here, and nothing needs to be there yet. Without a job_name as kWrite.
+enum class Access : uint8_t { kRead, kWrite, kJoin };
 
 // In a root: where a checkpoint from another tier is put together; it may be removed at any time.
 inline constexpr std::string_view kFetchFolder = "fetch";
@@ -215,6 +217,9 @@ class Root {
   // Its number is larger than `above`, the largest of the other tiers.
   absl::Status TakeClaim(uint64_t above = 0);
   uint64_t claim() const;  // 0: none taken
+  // What claims/<number> says, byte for byte: no other root has the same. kNotFound: it is not
+  // there, or a network's file system does not show it yet.
+  absl::StatusOr<std::string> ClaimText(uint64_t number) const;
   // What TakeClaim would decide: kTake or kRefuse, with the reason. Takes and changes nothing; may
   // watch for kSilence.
   absl::StatusOr<ClaimDecision> LookAtClaim() const;

@@ -119,6 +119,9 @@ void Put(PayloadWriter& writer, const RestoreJudged& judged) {
   writer.Text(judged.mismatch);
 }
 void Put(PayloadWriter& writer, const StepWanted& wanted) { writer.Int(wanted.step); }
+void Put(PayloadWriter& writer, const RootClaimed& claimed) {
+  writer.Int(claimed.number).Text(claimed.text);
+}
 
 // Overloads by what is read; the argument is filled in.
 void Take(PayloadReader& reader, Counts& counts, TablesTold& told) {
@@ -189,6 +192,10 @@ void Take(PayloadReader& reader, Counts&, RestoreJudged& judged) {
 }
 void Take(PayloadReader& reader, Counts&, StepWanted& wanted) {
   wanted.step = reader.Int<int64_t>();
+}
+void Take(PayloadReader& reader, Counts&, RootClaimed& claimed) {
+  claimed.number = reader.Int<uint64_t>();
+  claimed.text = std::string(reader.Text());
 }
 
 template <size_t kIndex = 0>

@@ -8,6 +8,8 @@
 //   node ── RestoreAsked ────────────> lead ── RestoreChosen > all   where all restore from
 //   node ── RestoreVoted ────────────> lead ── RestoreJudged > all   and whether they all could
 //                                      lead ── StepWanted ───> all   ranks are to seal this step
+//                                      lead ── RootClaimed ──> all   a node that does not see this
+//                                                                    claim has another root
 //
 // A message that was under way when a connection broke is lost. So a node says again, when it is up
 // again, all that it has had no answer to; and the lead answers again what it has answered before.
@@ -112,10 +114,15 @@ struct RestoreJudged {
 struct StepWanted {
   int64_t step = 0;
 };
+struct RootClaimed {
+  uint64_t number = 0;
+  std::string text;  // of the claim's file
+  bool operator==(const RootClaimed&) const = default;
+};
 
 using CouncilMessage = std::variant<TablesTold, SealedTold, SkippedTold, FinishAsked, PersistAsked,
                                     RestoreAsked, RestoreVoted, AllTables, StepDecided, SaveOver,
-                                    RestoreChosen, RestoreJudged, StepWanted>;
+                                    RestoreChosen, RestoreJudged, StepWanted, RootClaimed>;
 
 std::string Encode(const CouncilMessage& message);
 // kInvalidArgument: cut, malformed, or over a cap. kUnimplemented: another version, named.
@@ -181,6 +188,7 @@ class SaveCouncil {
   bool is_open() const { return !nodes_.empty(); }
   bool is_lead() const { return is_open() && self_ == lead_; }
   const std::string& self() const { return self_; }
+  const std::string& lead() const { return lead_; }
   const std::set<std::string>& nodes() const { return nodes_; }
 
   // `topic`: the lead is told again when it is up again, until Answered(topic); what is said of a

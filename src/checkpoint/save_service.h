@@ -72,6 +72,9 @@ struct SaveServiceOptions {
   // wants) is given up: nobody waits for it any more, while its thread may still hang in the
   // kernel.
   absl::Duration save_floor = absl::Seconds(60);
+  // Of several nodes: how long a node looks for the lead's claim in its root, which a network's
+  // file system may show late, before the root is said to be another one.
+  absl::Duration claim_patience = absl::Seconds(10);
   SaveObserver observer;
 };
 

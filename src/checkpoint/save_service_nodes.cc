@@ -58,7 +58,9 @@ SaveService::Nodes::Nodes(SaveService& service) : of_(service) {
               },
           .on_up =
               [this](const std::string& node) {
-                if (is_lead() && lead_) lead_->OnUp(node);
+                if (!is_lead() || !lead_) return;
+                council_->Tell(node, claimed_);
+                lead_->OnUp(node);
               },
           .on_lost =
               [this](const std::string& node, const std::string& why) {
@@ -100,6 +102,9 @@ void SaveService::Nodes::OnCommit(const CommitGeneration& commit) {
     ranks_[slot] = commit.RankOf(static_cast<int>(slot));
 
   has_restored_ = false;
+  told_ = {};
+  ++look_;
+  sees_root_ = asks_restore_ = false;
   round_ = 0;
   common_ = passed_ = kNoStep;
   void_.clear();
@@ -129,6 +134,7 @@ void SaveService::Nodes::OnCommit(const CommitGeneration& commit) {
   if (!nodes.contains(of_.keeper_.node())) return council_->Leave();
   council_->Enter(of_.keeper_.node(), job->map.runs.front().node, std::move(nodes));
   if (!is_lead()) GiveUpLead();
+  if (has_claim_) council_->TellAll(claimed_);
   TakeLead();
   TellTables();
 }
@@ -179,6 +185,7 @@ void SaveService::Nodes::OnAbort(uint64_t generation) {
   if (member_) member_->OnAbort(generation, reason);
   council_->Leave();
   has_restored_ = false;
+  ++look_;
   for (const auto& [step, save] : std::exchange(of_.collecting_, {})) Unpin(save);
   for (const auto& [step, save] : std::exchange(awaiting_, {})) Unpin(save);
   if (const auto queued = std::exchange(of_.queued_, std::nullopt); queued && queued->last)
@@ -189,6 +196,8 @@ void SaveService::Nodes::OnAbort(uint64_t generation) {
 
 void SaveService::Nodes::OnOpened() {
   MakeMember();
+  if (told_.number != 0 && !sees_root_)
+    LookForClaim(++look_, Clock::Real().Uptime() + of_.options_.claim_patience);
   TakeLead();
 }
 
@@ -200,15 +209,27 @@ void SaveService::Nodes::TakeLead() {
                  committer = of_.options_.committer] {
     auto opened = OpenToWrite(uri, options, mode, committer);
     Heads heads;
-    if (opened.ok()) heads = HeadsOf(*(*opened)->root);
-    loop.Post([this, alive, opened = std::move(opened), heads = std::move(heads)] {
-      if (*alive) OnLeadOpened(opened, heads);
+    RootClaimed claimed;
+    if (opened.ok()) {
+      const Root& root = *(*opened)->root;
+      heads = HeadsOf(root);
+      claimed.number = root.claim();
+      auto text = root.ClaimText(claimed.number);
+      if (text.ok()) {
+        claimed.text = *std::move(text);
+      } else {
+        opened = std::move(text).status();
+      }
+    }
+    loop.Post([this, alive, opened = std::move(opened), heads = std::move(heads),
+               claimed = std::move(claimed)] {
+      if (*alive) OnLeadOpened(opened, heads, claimed);
     });
   });
 }
 
 void SaveService::Nodes::OnLeadOpened(absl::StatusOr<std::shared_ptr<Opened>> opened,
-                                      const Heads& heads) {
+                                      const Heads& heads, RootClaimed claimed) {
   is_taking_ = false;
   if (!opened.ok()) {
     const absl::Status why =
@@ -218,6 +239,7 @@ void SaveService::Nodes::OnLeadOpened(absl::StatusOr<std::shared_ptr<Opened>> op
     return;
   }
   has_claim_ = true;
+  claimed_ = std::move(claimed);
   of_.opened_ = *std::move(opened);
   of_.committed_here_ = of_.committed_here_ || !heads.empty();
   // What a former lead of this run committed last, and could not tell any more.
@@ -242,6 +264,7 @@ void SaveService::Nodes::OnLeadOpened(absl::StatusOr<std::shared_ptr<Opened>> op
   of_.ArmAutoSave();
   WantMemoryLater(of_.options_.memory_every);
   if (!is_lead()) return GiveUpLead();
+  council_->TellAll(claimed_);
   if (std::exchange(wants_choice_, false)) ChooseIfAllAsked();
 }
 
@@ -258,6 +281,46 @@ void SaveService::Nodes::GiveUpLead() {
   of_.tier_.reset();
   if (of_.beat_timer_) of_.keeper_.loop().Cancel(*std::exchange(of_.beat_timer_, std::nullopt));
   if (of_.auto_timer_) of_.keeper_.loop().Cancel(*std::exchange(of_.auto_timer_, std::nullopt));
+}
+
+void SaveService::Nodes::Take(const std::string&, const RootClaimed& claimed) {
+  if (is_lead() || sees_root_ || claimed == told_) return;
+  told_ = claimed;
+  LookForClaim(++look_, Clock::Real().Uptime() + of_.options_.claim_patience);
+}
+
+void SaveService::Nodes::LookForClaim(uint64_t look, absl::Duration until) {
+  if (told_ == seen_) return OnClaimLookedFor(look, until, true);
+  if (!of_.opened_) return;  // OnOpened asks anew
+  of_.io_->Post([this, alive = alive_, &loop = of_.keeper_.loop(), opened = of_.opened_, look,
+                 until, told = told_] {
+    const auto text = opened->root->ClaimText(told.number);
+    loop.Post([this, alive, look, until, is_seen = text.ok() && *text == told.text] {
+      if (*alive) OnClaimLookedFor(look, until, is_seen);
+    });
+  });
+}
+
+void SaveService::Nodes::OnClaimLookedFor(uint64_t look, absl::Duration until, bool is_seen) {
+  if (look != look_) return;
+  if (is_seen) {
+    seen_ = told_;
+    sees_root_ = true;
+    if (std::exchange(asks_restore_, false)) OnAllChoose();
+    return;
+  }
+  if (Clock::Real().Uptime() >= until) return RefuseRoot();
+  of_.keeper_.loop().RunAfter(kRetry, [this, alive = alive_, look, until] {
+    if (*alive && look == look_) LookForClaim(look, until);
+  });
+}
+
+// A lead with another root would let all start anew there, or none of them save.
+void SaveService::Nodes::RefuseRoot() {
+  of_.keeper_.Dispatch(
+      RootRefused{fmt::format("checkpoint root '{}' on node '{}' is not the folder that node '{}' "
+                              "(the lead) has; a folder that all nodes see wanted",
+                              of_.checkpointer_.uri, council_->self(), council_->lead())});
 }
 
 void SaveService::Nodes::MakeMember() {

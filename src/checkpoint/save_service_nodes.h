@@ -6,6 +6,8 @@
 //
 // The folder of the root is one that all nodes see; the lead alone has its claim. Whoever becomes
 // lead takes a new claim of the same run, finishes what a former lead had left whole, and goes on.
+// Before a node's ranks restore it must see that claim in its own root; where it does not come, the
+// nodes do not share the folder, and the job is refused.
 //
 // A rank keeps its snapshots as long as it stays where it is; when the world or its place changes,
 // its buffers are made anew, and the choice of a restore is the disk.
@@ -85,10 +87,14 @@ class SaveService::Nodes {
   void Take(const std::string& node, const RestoreChosen& chosen);
   void Take(const std::string& node, const RestoreJudged& judged);
   void Take(const std::string& node, const StepWanted& wanted);
+  void Take(const std::string& node, const RootClaimed& claimed);
 
   void LeaveOldBuffers();
   void CleanUp();
   void GiveUpLead();
+  void LookForClaim(uint64_t look, absl::Duration until);
+  void OnClaimLookedFor(uint64_t look, absl::Duration until, bool is_seen);
+  void RefuseRoot();
   bool AnyLacksBuffers() const;
   void TellTables();
   void MakeBuffers(const std::string& tables);
@@ -105,7 +111,8 @@ class SaveService::Nodes {
   void OnSaveDone(const Save& save, uint64_t generation, absl::StatusOr<PersistResult> result);
   void End(const Save& save, const absl::StatusOr<PersistResult>& result);
   void OnLeadOpened(absl::StatusOr<std::shared_ptr<Opened>> opened,
-                    const std::vector<std::pair<std::string, Manifest>>& heads);
+                    const std::vector<std::pair<std::string, Manifest>>& heads,
+                    RootClaimed claimed);
 
   std::vector<SnapshotKey> HeldHere() const;
   std::optional<Save> Find(const SnapshotKey& key) const;
@@ -131,6 +138,10 @@ class SaveService::Nodes {
   std::string wanted_digest_;  // of those that buffers are being made for
   std::vector<int> making_ranks_;
   int making_world_ = 0;
+  RootClaimed told_, seen_;    // the lead's claim: the newest told, and one that the root here has
+  uint64_t look_ = 0;          // for a claim: the newest
+  bool sees_root_ = false;     // this generation's lead has the same root
+  bool asks_restore_ = false;  // all ranks do, but it is not known yet whether it has
   std::unique_ptr<SaveMember> member_;
   std::map<int64_t, Save> awaiting_;  // sealed by all ranks here, and pinned until it is decided
   struct WrittenHere {
@@ -145,6 +156,7 @@ class SaveService::Nodes {
 
   // --- The lead
   bool has_claim_ = false, is_taking_ = false;
+  RootClaimed claimed_;
   std::unique_ptr<SerialThread> disk_;
   std::unique_ptr<SaveLead> lead_;
   std::map<std::string, std::vector<uint32_t>> ranks_of_;  // by node

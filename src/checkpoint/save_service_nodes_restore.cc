@@ -15,6 +15,10 @@ void SaveService::Nodes::NextRound() {
 }
 
 void SaveService::Nodes::OnAllChoose() {
+  if (!is_lead() && !sees_root_) {
+    asks_restore_ = true;
+    return;
+  }
   council_->TellLead("restore", RestoreAsked{{round_, of_.restoring_.attempt}, HeldHere()});
 }
 

@@ -66,8 +66,11 @@ void SaveService::OnOpenRoot(int slot, Message& message) {
              claims = nodes_ == nullptr] {
     const auto open = [&]() -> absl::StatusOr<std::shared_ptr<Opened>> {
       if (claims) return OpenToWrite(uri, tier_options, mode, committer);
+      // Which node leads is not known yet; another one's folder is left as it is.
+      RootOptions join = tier_options.root;
+      join.access = Access::kJoin;
       auto opened = std::make_shared<Opened>();
-      OUTLAST_ASSIGN_OR_RETURN(opened->root, Root::Open(uri, tier_options.root));
+      OUTLAST_ASSIGN_OR_RETURN(opened->root, Root::Open(uri, std::move(join)));
       opened->resume = mode == StartMode::kResume;
       return opened;
     };

@@ -168,7 +168,9 @@ SaveMember::~SaveMember() {
 void SaveMember::OnMessage(const SaveTeamMessage& message) {
   if (const auto* announced = std::get_if<SaveAnnounced>(&message)) return Begin(announced->order);
   const auto* told = std::get_if<SaveOutcomeTold>(&message);
-  if (told == nullptr || !part_ || !(part_->order.key == told->save)) return;
+  if (told == nullptr) return;
+  if (next_ && next_->key == told->save) next_.reset();
+  if (!part_ || !(part_->order.key == told->save)) return;
   End(part_, told->outcome);
 }
 
@@ -181,13 +183,18 @@ void SaveMember::Begin(const SaveOrder& order) {
     options_.send_to_lead(SavePartFailed{order.key, -1, std::move(why)});
   };
   if (part_) {
-    if (part_->order.key.generation > order.key.generation) return;  // of a former lead
+    const SaveKey& newest = next_ ? next_->key : part_->order.key;
+    if (newest.generation > order.key.generation) return;  // of a former lead
     // Its outcome was lost on the way: what is written of it now helps nobody.
-    End(part_, Error(absl::StatusCode::kUnavailable, "save of step {}: its outcome is not known",
-                     part_->order.step));
-    if (part_)
-      return refuse(Error(absl::StatusCode::kUnavailable, "step {} is still being written",
-                          part_->order.step));
+    if (!part_->outcome) {
+      End(part_, Error(absl::StatusCode::kUnavailable, "save of step {}: its outcome is not known",
+                       part_->order.step));
+    }
+    // A disk that is slow or hangs: the lead's limits say how long this may take.
+    if (part_) {
+      next_ = order;
+      return;
+    }
   }
   if (const std::string plan = options_.plan(); plan != order.plan) {
     return refuse(Error(absl::StatusCode::kFailedPrecondition,
@@ -247,6 +254,7 @@ void SaveMember::Write(const std::shared_ptr<Part>& part) {
 void SaveMember::OnWritten(const std::shared_ptr<Part>& part) {
   part->is_writing = false;
   if (part->outcome) End(part, *part->outcome);
+  if (!part_ && next_) Begin(*std::exchange(next_, std::nullopt));
 }
 
 // The snapshots stay pinned until nobody reads them any more.
@@ -262,6 +270,7 @@ void SaveMember::End(const std::shared_ptr<Part>& part, const absl::Status& outc
 
 void SaveMember::OnAbort(uint64_t generation, const std::string& reason) {
   fence_->Abort(generation, kReceiptPatience);
+  if (next_ && next_->key.generation <= generation) next_.reset();
   if (!part_ || part_->order.key.generation > generation) return;
   End(part_, Error(absl::StatusCode::kAborted, "save of step {}: generation {} ended: {}",
                    part_->order.step, part_->order.key.generation, reason));

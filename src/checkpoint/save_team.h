@@ -116,6 +116,7 @@ class SaveMember {
   std::shared_ptr<bool> alive_ = std::make_shared<bool>(true);
   std::shared_ptr<WriteFence> fence_ = std::make_shared<WriteFence>();
   std::shared_ptr<Part> part_;
+  std::optional<SaveOrder> next_;  // begins when `part_`, which is over, is written no more
   std::optional<EventLoop::TimerId> progress_timer_;
   std::unique_ptr<SerialThread> writer_;
 };

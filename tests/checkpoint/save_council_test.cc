@@ -116,6 +116,7 @@ std::vector<CouncilMessage> OneOfEach() {
       RestoreChosen{{1, 2}, absl::InternalError("why"), RestoreSource::kDisk, {3, 40}, folder},
       RestoreJudged{{1, 2}, true, "names differ"},
       StepWanted{40},
+      RootClaimed{2, "{}"},
   };
 }
 

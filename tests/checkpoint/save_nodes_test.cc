@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <atomic>
+#include <filesystem>
 #include <functional>
 #include <map>
 #include <memory>
@@ -47,6 +48,8 @@ struct ClusterSpec {
   // fast as it can.
   int64_t waits_at = 0;
   CheckpointerOptions checkpoints;
+  std::map<int, std::string> other_uri;  // by node: it opens this root
+  absl::Duration claim_patience = absl::Seconds(10);
   absl::Duration auto_interval = absl::Seconds(5), memory_every = absl::Hours(1);
   // Of every agent; asked by the lead.
   std::function<void(LocalCluster&, int64_t step)> at_hook;
@@ -162,6 +165,7 @@ void RunCluster(const ClusterSpec& spec, Saw& saw) {
     service.job_name = "job";
     service.shortest_auto = service.longest_auto = spec.auto_interval;
     service.memory_every = spec.memory_every;
+    service.claim_patience = spec.claim_patience;
     service.committer = "n" + std::to_string(node);
     service.observer.on_durable = [&, node](int64_t step, const PersistResult&) {
       saw.durable[node].push_back(step);
@@ -192,7 +196,10 @@ void RunCluster(const ClusterSpec& spec, Saw& saw) {
     }
   };
   saw.results = cluster.Run([&](outlast::Run& run, int node) -> absl::Status {
-    OUTLAST_ASSIGN_OR_RETURN(const auto checkpoints, Checkpointer::Open(run, spec.checkpoints));
+    CheckpointerOptions opens = spec.checkpoints;
+    if (const auto other = spec.other_uri.find(node); other != spec.other_uri.end())
+      opens.uri = other->second;
+    OUTLAST_ASSIGN_OR_RETURN(const auto checkpoints, Checkpointer::Open(run, opens));
     std::unique_ptr<RankState> state;
     return run.ForEachGeneration([&](Generation& generation) -> absl::Status {
       state = std::make_unique<RankState>(generation.rank(), generation.world());
@@ -463,6 +470,46 @@ TEST(SaveNodes, ARootThatAnotherRunHoldsIsRefusedToAllNodes) {
 
   EXPECT_THAT(saw.results, Each(Field(&LocalNodeResult::exit_code, 85))) << TextOf(saw);
   EXPECT_THAT(CommittedSteps(folder.path()), IsEmpty());
+}
+
+TEST(SaveNodes, ARootThatTheNodesDoNotShareIsRefusedBeforeAnyStep) {
+  const TempFolder folder, other;
+  Saw saw;
+
+  RunCluster({.checkpoints = {.uri = folder.path(), .every = Every::Steps(10)},
+              .other_uri = {{1, other.path()}},
+              .claim_patience = absl::Milliseconds(300)},
+             saw);
+
+  EXPECT_THAT(saw.results, Each(Field(&LocalNodeResult::exit_code, 85))) << TextOf(saw);
+  EXPECT_EQ(saw.results[0].reason,
+            "checkpoint root '" + other.path() +
+                "' on node 'n1' is not the folder that node 'n0' (the lead) has; a folder that all "
+                "nodes see wanted")
+      << TextOf(saw);
+  EXPECT_THAT(saw.OfGeneration(1), IsEmpty());
+  EXPECT_TRUE(std::filesystem::is_empty(other.path())) << "a folder of others is left as it is";
+}
+
+// As a network's file system may: node 1 sees the whole root late.
+TEST(SaveNodes, ANodeWaitsForAClaimThatItSeesLate) {
+  const TempFolder folder;
+  const std::string root = folder / "root", late = folder / "late";
+  Saw saw;
+  std::thread shows([&] {
+    while (!std::filesystem::exists(root + "/claims/1")) usleep(1000);
+    usleep(150'000);  // some looks in vain
+    std::filesystem::create_directory_symlink(root, late);
+  });
+
+  RunCluster({.steps = 20,
+              .checkpoints = {.uri = root, .every = Every::Steps(10)},
+              .other_uri = {{1, late}}},
+             saw);
+  shows.join();
+
+  EXPECT_THAT(saw.results, kEndsWithZero) << TextOf(saw);
+  EXPECT_THAT(CommittedSteps(root), ElementsAre(20, 10));
 }
 
 // The lead asks for one snapshot at a time: two that were sealed mean that the first is common.

@@ -16,6 +16,7 @@
 
 #include "base/event_loop.h"
 #include "checkpoint/snapshotter.h"
+#include "store/rate_limit.h"
 #include "tests/checkpoint/disk_fixture.h"
 
 namespace outlast {
@@ -43,6 +44,7 @@ class Team {
   Team(const std::string& root, int nodes, int ranks_a_node, uint64_t generation = 7)
       : generation_(generation), path_(root) {
     loop_ = EventLoop::Make().value();
+    limiter.Lift();
     const int world = nodes * ranks_a_node;
     MakeRanks(world);
     root_ = Root::Open(root, {.run = kRun, .fences_own_run = true}).value();
@@ -55,6 +57,7 @@ class Team {
     thread_ = std::thread([this] { loop_->Run(); });
   }
   ~Team() {
+    limiter.Lift();
     OnLoop([this] {
       members_.clear();
       lead_.reset();
@@ -98,6 +101,7 @@ class Team {
     });
     done.get_future().get();
   }
+  void OnLoopLater(std::function<void()> work) { loop_->Post(std::move(work)); }
   // All work of the disk, the writers and the loop that was posted until now has ended.
   void Settle() {
     for (int i = 0; i < 3; ++i) {
@@ -119,6 +123,7 @@ class Team {
       [](const std::string&, const SaveTeamMessage&) { return true; };
   std::map<std::string, std::string> plan_of;      // where it is another one
   std::multimap<std::string, absl::Status> overs;  // by node
+  RateLimiter limiter{1000};                       // of n1's disk; enforced, it nearly hangs
   std::string plan() const { return plan_; }
 
  private:
@@ -167,6 +172,7 @@ class Team {
       ranks_of_[node].push_back(static_cast<uint32_t>(index * ranks_a_node + i));
     SaveMemberOptions options;
     options.root = path_;
+    if (node == "n1") options.limiter = &limiter;
     options.send_to_lead = [this, node](const SaveTeamMessage& message) {
       if (!on_said(node, message)) return;
       loop_->Post([this, node, bytes = Encode(message)] {
@@ -259,6 +265,30 @@ TEST(SaveTeam, NamesASlowWriterAndTrainingMaySaveAgain) {
   EXPECT_THAT(Committed(team.root()), IsEmpty());
   team.OnLoop([&] { team.on_said = [](const auto&, const auto&) { return true; }; });
   EXPECT_TRUE(team.Save(team.Request()).ok());
+}
+
+// What a slow disk has begun cannot be called back; the lead has given it up meanwhile.
+TEST(SaveTeam, ANodeBeginsTheNewestOrderWhenItsDiskIsDoneWithTheFormerSave) {
+  TempFolder folder;
+  Team team(folder / "root", 2, 1);
+  int announced = 0;
+  team.on_told = [&](const std::string& node, const SaveTeamMessage& message) {
+    if (node == "n1" && std::holds_alternative<SaveAnnounced>(message) && ++announced == 3)
+      team.OnLoopLater([&] { team.limiter.Lift(); });  // the node has heard it by then
+    return true;
+  };
+  team.limiter.Enforce();
+  TeamSaveRequest request = team.Request();
+  request.limits.stall = absl::Milliseconds(200);
+  for (int i = 0; i < 2; ++i) {
+    const auto slow = team.Save(request);
+    EXPECT_TRUE(absl::IsDeadlineExceeded(slow.status())) << slow.status();
+  }
+  const auto saved = team.Save(team.Request());
+  ASSERT_TRUE(saved.ok()) << saved.status();
+  team.Settle();
+  EXPECT_THAT(Committed(team.root()), ::testing::ElementsAre(saved->checkpoint));
+  EXPECT_EQ(team.overs.count("n1"), 2u) << "the first and the last; of the second nothing began";
 }
 
 TEST(SaveTeam, AFollowersFailedWriteEndsTheSaveByName) {
