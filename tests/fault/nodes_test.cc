@@ -421,6 +421,30 @@ TEST_F(Nodes, AllRanksOfANodeThatAreStoppedAreReplacedAndNobodyElseIsBlamed) {
             (kFirst + 1) * TimeFactor());
 }
 
+TEST_F(NodesThatSave, AReportIsAboutOneNode) {
+  StartToys({1, 2}, 30);
+  for (const int k : {1, 2}) EndsWith(k, 0, 60);
+  const std::string one = Path("runs/latest-n1"), two = Path("runs/latest-n2");
+  const auto report = [](const std::vector<std::string>& folders) {
+    std::vector<std::string> words = {BuildFolder() / "outlast", "report"};
+    words.insert(words.end(), folders.begin(), folders.end());
+    PipedProcess tool(words);
+    const int code = tool.Wait(Within(20));
+    return std::pair(code, tool.seen());
+  };
+  EXPECT_EQ(report({one}).first, 0);
+  EXPECT_EQ(report({two}).first, 0);
+  const auto [code, said] = report({one, two});
+  EXPECT_EQ(code, 85) << said;
+  EXPECT_THAT(said, HasSubstr(one + " (node n1) and " + two + " (node n2) are of one run"));
+
+  const std::string first = fs::canonical(one);
+  StartToys({1, 2}, 40);
+  for (const int k : {1, 2}) EndsWith(k, 0, 60);
+  const auto of_two_runs = report({first, two});
+  EXPECT_EQ(of_two_runs.first, 0) << of_two_runs.second;
+}
+
 // --- Refusals ---
 
 TEST_F(Nodes, AnotherTokenIsRefusedInOneLine) {
