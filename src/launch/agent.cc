@@ -103,6 +103,7 @@ class Agent final : public WorkerHost {
   int SlotOf(int rank) const;
   // The slot's process, unless it is another by now.
   Worker* Find(int slot, uint64_t incarnation);
+  void NoteRun();
   void Rescue();
   void LoseControl();
   void Finish(int exit_code, std::string reason);
@@ -193,10 +194,10 @@ int Agent::Run() {
   if (end_->first != 0 && end_->first != kExitRefused) Rescue();
   deaths_.reset();
   services_.reset();  // waits for a save that is being written
+  NoteRun();
   ledger_->Finished(end_->first, end_->second);
   if (!ledger_->error().ok())
     console_->Say(fmt::format("outlast: the ledger has gaps: {}", MessageOf(ledger_->error())));
-  record_.Joined(keeper_->run_id());
   keeper_.reset();
   if (nodes_ != nullptr) nodes_->Leave();
   stacks_.reset();
@@ -481,13 +482,19 @@ void Agent::OnEnter(int slot, uint64_t incarnation) {
   deaths_->Watch({slot, incarnation, worker->pid, keeper_->black_box(slot).death_notice_word()});
 }
 
+// Of several nodes: a coordinator tells the run's id.
+void Agent::NoteRun() {
+  record_.Joined(keeper_->run_id());
+  if (options_.nodes) ledger_->Joined(keeper_->run_id(), options_.nodes->node);
+}
+
 void Agent::OnCommit(const CommitGeneration& commit) {
   generation_ = commit.generation;
   commit_ = commit.job;
   for (auto& [slot, worker] : workers_) {
     if (const int rank = commit.RankOf(slot); rank >= 0) worker.rank = rank;
   }
-  record_.Joined(keeper_->run_id());
+  NoteRun();
   record_.Committed(commit);
   ledger_->Committed(commit);
   if (services_ != nullptr) services_->Committed(commit);

@@ -84,6 +84,12 @@ void RunLedger::Ended(int slot, int pid, uint64_t born, const ProcessEnd& end) {
   Append(DownEntry{Now(), std::max(born, generation_), slot, rank, pid, CauseOf(end), how});
 }
 
+void RunLedger::Joined(const Id128& run_id, const std::string& node) {
+  if (run_id.is_zero() || run_id == joined_) return;
+  joined_ = run_id;
+  Append(JoinedEntry{Now(), run_id, node});
+}
+
 void RunLedger::Committed(const CommitGeneration& commit) {
   generation_ = commit.generation;
   for (auto& [slot, box] : boxes_) {

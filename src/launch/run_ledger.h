@@ -37,6 +37,8 @@ class RunLedger {
   // `black_box_fd` is borrowed for the call; each slot keeps its box for the whole job.
   void Started(const SpawnWorker& worker, int rank, int pid, int black_box_fd);
   void Ended(int slot, int pid, uint64_t born, const ProcessEnd& end);
+  // The run of several nodes that `node`, this one, takes part in. Told again: nothing happens.
+  void Joined(const Id128& run_id, const std::string& node);
   void Committed(const CommitGeneration& commit);
   // `last_progress_ns`: when a hung rank had moved last, on this clock; 0: not known.
   // `slot`: the culprit's; -1: of another node.
@@ -77,6 +79,7 @@ class RunLedger {
   const int64_t boottime_minus_monotonic_ns_;
   std::map<int, Box> boxes_;
   uint64_t generation_ = 0;
+  Id128 joined_;  // zero: no run of several nodes
   EventLoop::TimerId timer_ = 0;
   absl::Status error_;
 };

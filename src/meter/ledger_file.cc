@@ -60,9 +60,11 @@ void Fields(A& a, auto& e) {
     a(e.time_ns, e.planned, e.held);
   } else if constexpr (std::same_as<E, EndEntry>) {
     a(e.time_ns, e.exit_code, e.reason);
-  } else {
-    static_assert(std::same_as<E, MeterEntry>);
+  } else if constexpr (std::same_as<E, MeterEntry>) {
     a(e.time_ns, e.slot, e.flops_per_unit, e.peak_flops_per_second, e.flops_text, e.peak_text);
+  } else {
+    static_assert(std::same_as<E, JoinedEntry>);
+    a(e.time_ns, e.run_id, e.node);
   }
 }
 

@@ -9,6 +9,7 @@
 #include <utility>
 
 #include "base/error.h"
+#include "base/printable.h"
 #include "outlast/meter/histogram.h"
 
 namespace outlast {
@@ -20,6 +21,14 @@ struct LedgerOfDir {
   std::string dir;
   ClockDomainEntry domain;
   RunEntries entries;
+
+  // Of a run of several nodes; else null.
+  const JoinedEntry* joined() const {
+    for (const LedgerEntry& entry : entries) {
+      if (const auto* joined = std::get_if<JoinedEntry>(&entry)) return joined;
+    }
+    return nullptr;
+  }
 };
 
 absl::StatusOr<LedgerOfDir> ReadDir(const std::string& dir, RunReport& report) {
@@ -57,6 +66,18 @@ absl::Status CheckSameJob(const LedgerOfDir& a, const LedgerOfDir& b) {
                "{} is of job {} and {} of job {}: one report is about one job", a.dir,
                known ? a.domain.job_id.hex() : a.domain.job, b.dir,
                known ? b.domain.job_id.hex() : b.domain.job);
+}
+
+// A time line has one invocation after the other; nodes of one run are side by side.
+absl::Status CheckNotBesides(const LedgerOfDir& a, const LedgerOfDir& b) {
+  const JoinedEntry* const one = a.joined();
+  const JoinedEntry* const two = b.joined();
+  if (one == nullptr || two == nullptr || one->run_id != two->run_id || one->node == two->node)
+    return absl::OkStatus();
+  return Error(absl::StatusCode::kInvalidArgument,
+               "{} (node {}) and {} (node {}) are of one run, side by side and not after each "
+               "other: give one folder of each run",
+               a.dir, Printable(one->node), b.dir, Printable(two->node));
 }
 
 // Different texts of the ranks side by side; usually it is one.
@@ -147,6 +168,8 @@ absl::StatusOr<RunReport> BuildReport(std::span<const std::string> run_dirs) {
         });
     if (is_repeat) continue;  // `latest` beside the folder that it links to
     if (!ledgers.empty()) OUTLAST_RETURN_IF_ERROR(CheckSameJob(ledgers.front(), ledger));
+    for (const LedgerOfDir& other : ledgers)
+      OUTLAST_RETURN_IF_ERROR(CheckNotBesides(other, ledger));
     report.run_dirs.push_back(dir);
     ledgers.push_back(std::move(ledger));
   }
@@ -180,7 +203,9 @@ int RunReportTool(std::span<const std::string> args, std::ostream& out, std::ost
       out << "outlast report RUN_DIR... [--json]\n\n"
              "Shows where the time of a run went: each interruption and the way back from it, "
              "goodput with its parts,\n"
-             "step time, tokens/s and MFU. Several folders of one job make one time line.\n\n"
+             "step time, tokens/s and MFU. Several folders of one job make one time line; of a run "
+             "of several nodes give\n"
+             "one node's folder.\n\n"
              "  outlast report outlast-runs/latest\n";
       return 0;
     } else if (arg.starts_with("-")) {

@@ -42,7 +42,7 @@ struct RunReport {
 
 // Reads the ledgers of one job's invocations, in any order; one that is named twice counts once.
 // kNotFound: no such folder, or no ledger in it. kDataLoss: the file is no ledger.
-// kInvalidArgument: no folder, or those of two jobs.
+// kInvalidArgument: no folder, those of two jobs, or those of two nodes of one run.
 absl::StatusOr<RunReport> BuildReport(std::span<const std::string> run_dirs);
 
 std::string ReportText(const RunReport& report);

@@ -88,9 +88,10 @@ FreezeReason MonitorState::Frozen(const PollInput& input) const {
     ++alive;
     if (look.process == ProcessState::kStopped) ++stopped;
   }
-  // A node's only rank may well be stopped alone, while its peers elsewhere run.
+  // Somebody may stop a whole job, and go on with it later. Those that are stopped here alone hold
+  // up their peers elsewhere.
   const bool has_peers = std::find(elsewhere_.begin(), elsewhere_.end(), true) != elsewhere_.end();
-  if (alive > 0 && stopped == alive && !(alive == 1 && has_peers)) return FreezeReason::kAllStopped;
+  if (alive > 0 && stopped == alive && !has_peers) return FreezeReason::kAllStopped;
   if (!has_polled_) return FreezeReason::kNone;
   const int64_t poll_ns = absl::ToInt64Nanoseconds(options_.poll);
   const int64_t gap_ns = input.monotonic_ns - last_poll_ns_;

@@ -6,9 +6,9 @@
 // only the poll before). A finding is reported once; when its culprits move again, that is reported
 // too, and every rule is armed again.
 //
-// Deadlines start again, and nothing is judged, when time itself was odd: all ranks stopped, a
-// debugger attached, the machine suspended (BOOTTIME ran ahead of MONOTONIC), or this loop late by
-// three polls.
+// Deadlines start again, and nothing is judged, when time itself was odd: all ranks of a job
+// of one node stopped, a debugger attached, the machine suspended (BOOTTIME ran ahead of
+// MONOTONIC), or this loop late by three polls.
 #pragma once
 
 #include <cstdint>

@@ -3,7 +3,6 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <map>
 #include <tuple>
 #include <utility>
 
@@ -246,8 +245,7 @@ class Judge {
   }
 
   bool JudgeFrozen() {
-    std::map<int, std::pair<int, int>> nodes;  // node -> stopped, alive
-    int running = 0;
+    int stopped = 0, running = 0;
     for (int i = 0; i < count(); ++i) {
       const ProcessState process = look(i).process;
       if (process == ProcessState::kTraced) {
@@ -256,19 +254,12 @@ class Judge {
         return true;
       }
       if (process == ProcessState::kUnknown || process == ProcessState::kDead) continue;
-      const bool stopped = process == ProcessState::kStopped;
-      if (!stopped) ++running;
-      ++(stopped ? nodes[look(i).node].first : nodes[look(i).node].second);
+      ++(process == ProcessState::kStopped ? stopped : running);
     }
-    for (const auto& [node, states] : nodes) {
-      const auto [stopped, alive] = states;
-      // A node's only rank may well be a culprit, unless there is nobody else.
-      if (alive > 0 || (stopped == 1 && (running > 0 || HasElsewhere()))) continue;
-      Say(VerdictClass::kFrozen, Confidence::kCertain,
-          fmt::format("all ranks of node {} are stopped", node));
-      return true;
-    }
-    return false;
+    // Who is stopped while others run, here or on other nodes, may well be a culprit.
+    if (stopped == 0 || running > 0 || HasElsewhere()) return false;
+    Say(VerdictClass::kFrozen, Confidence::kCertain, "all ranks are stopped");
+    return true;
   }
 
   bool JudgeStopped() {

@@ -3,6 +3,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <chrono>
 #include <filesystem>
 #include <fstream>
 #include <functional>
@@ -381,6 +382,67 @@ TEST_F(NodesThatSave, AStopIsSavedByAllAndEndsWith80) {
   ASSERT_TRUE(HasLine("log", "\n1 15 3 ")) << Seen();
   agents_.at(2)->Signal(SIGTERM);
   for (const int k : {1, 2}) EndsWith(k, 80);
+}
+
+// --- Hangs ---
+
+// The two stop themselves in the data phase of one step; ranks 0 and 1 wait in its all-reduce.
+TEST_F(Nodes, AllRanksOfANodeThatAreStoppedAreReplacedAndNobodyElseIsBlamed) {
+  constexpr double kFirst = 3;
+  const std::vector<std::string> trainer = {BuildFolder() / "tests" / "outlast_hang_trainer",
+                                            "--folder",
+                                            folder_,
+                                            "--steps",
+                                            "60",
+                                            "--first",
+                                            std::to_string(kFirst * TimeFactor()),
+                                            "--do",
+                                            "data:2:30",
+                                            "--do",
+                                            "data:3:30"};
+  for (const int k : {1, 2}) Start(k, "2", {}, trainer);
+  for (const int k : {1, 2}) EndsWith(k, 0, 60);
+
+  int64_t sum = 0;
+  for (int64_t step = 0; step < 60; ++step) sum += (1 + 2 + 3 + 4) * (step % 7);
+  EXPECT_EQ(Read("result"), std::to_string(sum) + " " + std::to_string(sum));
+  const nlohmann::json one = Report(1), two = Report(2);
+  std::set<int> blamed;
+  for (const auto& fault : two["faults"]) blamed.insert(fault["rank"].get<int>());
+  EXPECT_EQ(blamed, std::set<int>({2, 3})) << two["faults"];
+  EXPECT_EQ(two["restarts"], 2);
+  EXPECT_TRUE(one["faults"].empty()) << one["faults"];
+  EXPECT_EQ(one["restarts"], 0);
+  for (const auto& fault : one["job_faults"]) EXPECT_EQ(fault["budget"], "1 of 3");
+  EXPECT_THAT(agents_.at(2)->seen(), Not(HasSubstr("deadlines start again")));
+  const auto stopped_at = fs::last_write_time(Path("data.2.30"));
+  const auto found_at = fs::last_write_time(Path("runs/latest-n2/boxes/g1-1-stopped/verdict.json"));
+  EXPECT_LT(std::chrono::duration<double>(found_at - stopped_at).count(),
+            (kFirst + 1) * TimeFactor());
+}
+
+TEST_F(NodesThatSave, AReportIsAboutOneNode) {
+  StartToys({1, 2}, 30);
+  for (const int k : {1, 2}) EndsWith(k, 0, 60);
+  const std::string one = Path("runs/latest-n1"), two = Path("runs/latest-n2");
+  const auto report = [](const std::vector<std::string>& folders) {
+    std::vector<std::string> words = {BuildFolder() / "outlast", "report"};
+    words.insert(words.end(), folders.begin(), folders.end());
+    PipedProcess tool(words);
+    const int code = tool.Wait(Within(20));
+    return std::pair(code, tool.seen());
+  };
+  EXPECT_EQ(report({one}).first, 0);
+  EXPECT_EQ(report({two}).first, 0);
+  const auto [code, said] = report({one, two});
+  EXPECT_EQ(code, 85) << said;
+  EXPECT_THAT(said, HasSubstr(one + " (node n1) and " + two + " (node n2) are of one run"));
+
+  const std::string first = fs::canonical(one);
+  StartToys({1, 2}, 40);
+  for (const int k : {1, 2}) EndsWith(k, 0, 60);
+  const auto of_two_runs = report({first, two});
+  EXPECT_EQ(of_two_runs.first, 0) << of_two_runs.second;
 }
 
 // --- Refusals ---

@@ -53,6 +53,7 @@ std::vector<LedgerEntry> OneOfEach() {
       CardsEntry{61, 62, 63},
       EndEntry{64, 83, "restarts used up"},
       MeterEntry{65, 66, 67, 68.5, "a token; causal", "unknown peak (why)"},
+      JoinedEntry{69, Id128::FromName("run"), "n1"},
   };
 }
 

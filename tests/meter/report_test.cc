@@ -170,6 +170,39 @@ TEST_F(Report, CountsALinkToAFolderOnce) {
   EXPECT_EQ(BuildReport(dirs)->timeline.runs, 1u);
 }
 
+// One invocation of a node of the run, an hour after the former one.
+LedgerBuilder OfNode(const std::string& run, const std::string& node, int hour = 0) {
+  LedgerBuilder ledger(3600 * hour, 1e9 + 3600 * hour);
+  ledger.Add(
+      JoinedEntry{.time_ns = Nanos(3600 * hour), .run_id = Id128::FromName(run), .node = node});
+  return ledger.Up(3600 * hour, 1).Steps(3600 * hour + 1, 1, 50 * hour, 50, 0.1);
+}
+
+TEST_F(Report, RefusesTwoNodesOfOneRun) {
+  const std::string a = RunDir("a", OfNode("run", "n1").entries());
+  const std::string b = RunDir("b", OfNode("run", "n2").entries());
+  const std::string c = RunDir("c", OfNode("later", "n1", 1).entries());
+  EXPECT_EQ(Run({a, c, b}), 85);
+  EXPECT_EQ(err_.str(), "outlast report: " + a + " (node n1) and " + b +
+                            " (node n2) are of one run, side by side and not after each other: "
+                            "give one folder of each run\n");
+  EXPECT_EQ(out_.str(), "");
+  EXPECT_EQ(Run({a}), 0);
+  EXPECT_EQ(Run({b}), 0);
+}
+
+TEST_F(Report, TakesInvocationsOfOneNodeAndThoseOfDifferentRuns) {
+  const std::string a = RunDir("a", OfNode("run", "n1").entries());
+  // The same run, whose coordinator has lived on.
+  const std::string again = RunDir("again", OfNode("run", "n1", 1).entries());
+  const std::string later = RunDir("later", OfNode("later", "n2", 2).entries());
+  const std::vector<std::string> dirs = {a, again, later};
+  const RunReport report = BuildReport(dirs).value();
+  EXPECT_EQ(report.timeline.runs, 3u);
+  EXPECT_EQ(report.steps_finished, 150);
+  EXPECT_EQ(report.steps_lost, 0);
+}
+
 TEST_F(Report, ReadsACutLedgerAndSaysSo) {
   const std::string dir = RunDir("a", TwoRanksOneKill(0).entries());
   const std::string path = dir + "/ledger.bin";

@@ -2,6 +2,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <utility>
 #include <vector>
 
 #include "tests/watch/fake_ranks.h"
@@ -137,6 +138,48 @@ TEST(OtherNodes, TheOnlyRankOfANodeCanBeFoundStopped) {
       JudgeRanks(looks.pairs(), {.world = 4, .elsewhere = {false, true, true, true}});
   EXPECT_EQ(VerdictClassName(verdict.verdict_class), "stopped") << verdict.reason;
   EXPECT_THAT(CulpritRanks(verdict), ElementsAre(0));
+}
+
+TEST(OtherNodes, AllRanksOfANodeCanBeFoundStopped) {
+  Looks looks;
+  for (int rank = 0; rank < 2; ++rank) {
+    RankLook look = In(With(Rank(rank), Comm("world", Ranks(4), 57, 57)), Phase::kData);
+    look.process = ProcessState::kStopped;
+    looks.Add(look);
+  }
+  const Verdict alone = JudgeRanks(looks.pairs(), {.world = 2});
+  EXPECT_EQ(VerdictClassName(alone.verdict_class), "frozen") << alone.reason;
+  const Verdict verdict = JudgeHere(looks);
+  EXPECT_EQ(VerdictClassName(verdict.verdict_class), "stopped") << verdict.reason;
+  EXPECT_THAT(CulpritRanks(verdict), ElementsAre(0, 1));
+}
+
+// The finding of ranks 0 and 1 of four, of which the first `stopped` are stopped from the start;
+// the second in which it came, -1: none did.
+std::pair<int, Verdict> FindingOf(int stopped, const std::vector<bool>& elsewhere) {
+  MonitorState state({}, 4);
+  state.Arm(1, 4, elsewhere);
+  for (int second = 0; second < 1000; ++second) {
+    PollInput input{.monotonic_ns = second * kSecondNs, .boottime_ns = second * kSecondNs};
+    for (int rank = 0; rank < 2; ++rank) {
+      RankLook look = In(With(Rank(rank), Comm("world", Ranks(4), 57, 57)), Phase::kData);
+      if (rank < stopped) look.process = ProcessState::kStopped;
+      input.looks.push_back(std::move(look));
+    }
+    if (auto finding = state.Poll(std::move(input)).finding) return {second, *std::move(finding)};
+  }
+  return {-1, {}};
+}
+
+TEST(OtherNodes, AWatchFindsAllItsRanksStoppedAsSoonAsOneOfThem) {
+  const auto [one_at, one] = FindingOf(1, kTwoElsewhere);
+  const auto [all_at, all] = FindingOf(2, kTwoElsewhere);
+  EXPECT_GT(one_at, 0);
+  EXPECT_EQ(all_at, one_at);
+  EXPECT_EQ(VerdictClassName(all.verdict_class), "stopped") << all.reason;
+  EXPECT_THAT(CulpritRanks(one), ElementsAre(0));
+  EXPECT_THAT(CulpritRanks(all), ElementsAre(0, 1));
+  EXPECT_EQ(FindingOf(2, {}).first, -1) << "somebody stopped the whole job";
 }
 
 TEST(OtherNodes, AWatchHasNoFindingWhileItsRanksWaitForThem) {

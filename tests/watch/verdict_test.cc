@@ -95,7 +95,20 @@ TEST(Verdict, NeedsTwoLooksAtAStoppedProcess) {
   EXPECT_NE(looks.Judge().verdict_class, VerdictClass::kStopped);
 }
 
-TEST(Verdict, CallsAllRanksOfANodeStoppedFrozen) {
+TEST(Verdict, CallsAllRanksStoppedFrozen) {
+  Looks looks;
+  for (int rank = 0; rank < 4; ++rank) {
+    RankLook look = WaitingIn(Rank(rank), Comm("world", Ranks(4), 58, 57));
+    look.node = rank / 2;
+    look.process = ProcessState::kStopped;
+    looks.Add(look);
+  }
+  const Verdict verdict = looks.Judge();
+  ExpectBlames(verdict, VerdictClass::kFrozen, {});
+  EXPECT_FALSE(verdict.is_finding());
+}
+
+TEST(Verdict, NamesAllRanksOfANodeAsStoppedWhileThoseOfAnotherRun) {
   Looks looks;
   for (int rank = 0; rank < 4; ++rank) {
     RankLook look = WaitingIn(Rank(rank), Comm("world", Ranks(4), 58, 57));
@@ -103,9 +116,7 @@ TEST(Verdict, CallsAllRanksOfANodeStoppedFrozen) {
     if (look.node == 1) look.process = ProcessState::kStopped;
     looks.Add(look);
   }
-  const Verdict verdict = looks.Judge();
-  ExpectBlames(verdict, VerdictClass::kFrozen, {});
-  EXPECT_FALSE(verdict.is_finding());
+  ExpectBlames(looks.Judge(), VerdictClass::kStopped, {2, 3});
 }
 
 TEST(Verdict, NamesTheOnlyRankOfANodeAsStopped) {

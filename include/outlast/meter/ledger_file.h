@@ -8,7 +8,7 @@
 //             16 bytes, a text as u16 length and that many bytes
 //   kinds   = 1 clock_domain  2 submit  3 up  4 down  5 commit  6 step  7 section  8 detected  9
 //   rollback
-//             10 checkpoint  11 restore  12 cards  13 end  14 meter
+//             10 checkpoint  11 restore  12 cards  13 end  14 meter  15 joined
 //
 // Cut at any byte, the file reads up to its last whole record. A newer version may append fields:
 // readers skip what they do not know, and kinds that they do not know. The first record is a
@@ -217,10 +217,19 @@ struct MeterEntry {
   bool operator==(const MeterEntry&) const = default;
 };
 
+// One node's agent has joined a run of several nodes, which keep a ledger each.
+struct JoinedEntry {
+  int64_t time_ns = 0;
+  Id128 run_id;  // of the whole run; the clock_domain's is this invocation's
+  std::string node;
+  bool operator==(const JoinedEntry&) const = default;
+};
+
 // In the order of their kinds: an entry's kind is its index + 1.
-using LedgerEntry = std::variant<ClockDomainEntry, SubmitEntry, UpEntry, DownEntry, CommitEntry,
-                                 StepEntry, SectionEntry, DetectedEntry, RollbackEntry,
-                                 CheckpointEntry, RestoreEntry, CardsEntry, EndEntry, MeterEntry>;
+using LedgerEntry =
+    std::variant<ClockDomainEntry, SubmitEntry, UpEntry, DownEntry, CommitEntry, StepEntry,
+                 SectionEntry, DetectedEntry, RollbackEntry, CheckpointEntry, RestoreEntry,
+                 CardsEntry, EndEntry, MeterEntry, JoinedEntry>;
 
 // --- The file ---
 
