@@ -401,8 +401,8 @@ std::optional<CoordinatorFrame> FromProto(const v1::CoordinatorFrame& proto) {
     }
     case Case::kRefused: {
       const v1::Refused& from = proto.refused();
-      frame =
-          CoordinatorMessage(Refused{FromEnum(from.kind(), Refusal::kBegunAnew, ok), from.reason()});
+      frame = CoordinatorMessage(
+          Refused{FromEnum(from.kind(), Refusal::kBegunAnew, ok), from.reason()});
       break;
     }
     case Case::kPrepare:
