@@ -25,27 +25,9 @@
 #include "outlast/base/status.h"
 #include "outlast/checkpoint/state.h"
 #include "store/folder.h"
+#include "tests/support/temp_folder.h"
 
 namespace outlast {
-
-// A fresh folder that goes with the test.
-class TempFolder {
- public:
-  TempFolder() {
-    const char* base = getenv("TMPDIR");
-    path_ = std::string(base != nullptr ? base : "/tmp") + "/outlast_test_XXXXXX";
-    if (mkdtemp(path_.data()) == nullptr) abort();
-  }
-  ~TempFolder() { (void)RemoveTree(path_); }
-  TempFolder(const TempFolder&) = delete;
-  TempFolder& operator=(const TempFolder&) = delete;
-
-  const std::string& path() const { return path_; }
-  std::string operator/(const std::string& name) const { return path_ + "/" + name; }
-
- private:
-  std::string path_;
-};
 
 inline std::string ReadFileText(const std::string& path) {
   std::ifstream file(path, std::ios::binary);

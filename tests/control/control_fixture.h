@@ -22,6 +22,7 @@
 #include "outlast/base/status.h"
 #include "outlast/testing/time_factor.h"
 #include "tests/support/fake_node.h"
+#include "tests/support/temp_folder.h"
 
 namespace outlast::testing {
 
@@ -84,13 +85,9 @@ inline ElasticOptions JobOf(int nodes) {
 
 class ControlTest : public ::testing::Test {
  protected:
-  ControlTest() : folder_(::testing::TempDir() + "/control_XXXXXX") {
-    EXPECT_NE(mkdtemp(folder_.data()), nullptr);
-  }
   ~ControlTest() override {
     loop_.Do([this] { nodes_.clear(); });
     loop_.Do([this] { host_.reset(); });
-    std::filesystem::remove_all(folder_);
   }
 
   CoordinatorHostOptions HostOptions(int nodes) {
@@ -166,7 +163,8 @@ class ControlTest : public ::testing::Test {
     return path;
   }
 
-  std::string folder_;
+  const TempFolder temp_;
+  const std::string folder_ = temp_.path();
   std::string address_;  // where there is no host_
   LoopThread loop_;
   std::unique_ptr<CoordinatorHost> host_;

@@ -10,6 +10,7 @@
 #include "control/journal_file.h"
 #include "control/token.h"
 #include "outlast/base/status.h"
+#include "tests/support/temp_folder.h"
 
 namespace outlast {
 namespace {
@@ -61,14 +62,11 @@ TEST(JobToken, AProofServesOneRoleOneJobAndOnePairOfNonces) {
 
 class JournalFileTest : public ::testing::Test {
  protected:
-  JournalFileTest() : folder_(::testing::TempDir() + "/journal_XXXXXX") {
-    EXPECT_NE(mkdtemp(folder_.data()), nullptr);
-  }
-  ~JournalFileTest() override { std::filesystem::remove_all(folder_); }
   std::string Record(const CoordinatorState& state, uint64_t incarnation) {
     return EncodeJournalRecord(state, StartedRecord{Id128::FromName("run"), incarnation});
   }
-  std::string folder_;
+  const TempFolder temp_;
+  const std::string folder_ = temp_.path();
 };
 
 TEST_F(JournalFileTest, HoldsWhatWasAppended) {

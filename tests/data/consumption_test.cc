@@ -17,6 +17,7 @@
 #include "outlast/base/status.h"
 #include "outlast/data/consumption_check.h"
 #include "outlast/data/consumption_log.h"
+#include "tests/support/temp_folder.h"
 
 namespace outlast {
 namespace {
@@ -89,13 +90,7 @@ TEST(ParseLines, LeavesOutALastLineThatWasCutOff) {
 
 class ConsumptionLogTest : public testing::Test {
  protected:
-  ConsumptionLogTest() {
-    std::string pattern = (std::filesystem::temp_directory_path() / "consumption_XXXXXX").string();
-    folder_ = mkdtemp(pattern.data());
-  }
-  ~ConsumptionLogTest() override { std::filesystem::remove_all(folder_); }
-
-  std::filesystem::path folder_;
+  const TempFolder folder_;
 };
 
 TEST_F(ConsumptionLogTest, HoldsTheLinesOfAllProcessesWhole) {
@@ -122,7 +117,7 @@ TEST_F(ConsumptionLogTest, HoldsTheLinesOfAllProcessesWhole) {
 }
 
 TEST_F(ConsumptionLogTest, NamesThePathThatCannotBeOpened) {
-  const std::string path = folder_ / "none" / "consumed";
+  const std::string path = folder_ / "none/consumed";
   EXPECT_THAT(std::string(MessageOf(ConsumptionLog::Open(path).status())), HasSubstr(path));
   EXPECT_EQ(ReadConsumptionLog(path).status().code(), absl::StatusCode::kNotFound);
 }

@@ -14,6 +14,7 @@
 #include "outlast/testing/time_factor.h"
 #include "tests/support/paths.h"
 #include "tests/support/piped_process.h"
+#include "tests/support/temp_folder.h"
 
 namespace outlast::testing {
 namespace {
@@ -25,13 +26,9 @@ absl::Duration Within(int seconds) { return absl::Seconds(seconds) * TimeFactor(
 
 class CoordinatorProcess : public ::testing::Test {
  protected:
-  CoordinatorProcess() : folder_(::testing::TempDir() + "/coordinator_XXXXXX") {
-    EXPECT_NE(mkdtemp(folder_.data()), nullptr);
-  }
   ~CoordinatorProcess() override {
     agents_.clear();
     coordinator_.reset();
-    std::filesystem::remove_all(folder_);
   }
 
   std::unique_ptr<PipedProcess> Coordinate(const std::string& nodes,
@@ -66,7 +63,8 @@ class CoordinatorProcess : public ::testing::Test {
     return *agents_.back();
   }
 
-  std::string folder_;
+  const TempFolder temp_;
+  const std::string folder_ = temp_.path();
   std::string listen_ = "127.0.0.1:0";
   std::unique_ptr<PipedProcess> coordinator_;
   std::vector<std::unique_ptr<PipedProcess>> agents_;

@@ -25,6 +25,7 @@
 #include "outlast/base/fd.h"
 #include "outlast/testing/time_factor.h"
 #include "tests/support/paths.h"
+#include "tests/support/temp_folder.h"
 
 namespace outlast::testing {
 
@@ -47,15 +48,11 @@ struct Ending {
 // A folder, and at most one run of the tool in it at a time.
 class Launched {
  public:
-  Launched() : folder_(::testing::TempDir() + "/launched_XXXXXX") {
-    EXPECT_NE(mkdtemp(folder_.data()), nullptr);
-  }
   ~Launched() {
     if (pid_ > 0) {
       kill(pid_, SIGKILL);
       Wait();
     }
-    if (!::testing::Test::HasFailure()) std::filesystem::remove_all(folder_);
   }
 
   const std::string& folder() const { return folder_; }
@@ -154,7 +151,8 @@ class Launched {
   }
 
  private:
-  std::string folder_;
+  const TempFolder temp_;
+  const std::string folder_ = temp_.path();
   uid_t user_ = 0;
   pid_t pid_ = 0;
   UniqueFd terminal_;

@@ -18,6 +18,7 @@
 #include "launch/worker_environment.h"
 #include "tests/fault/launched.h"
 #include "tests/support/piped_process.h"
+#include "tests/support/temp_folder.h"
 
 namespace outlast::testing {
 namespace {
@@ -42,15 +43,13 @@ struct Round {
 
 class Nodes : public ::testing::Test {
  protected:
-  Nodes() : folder_(::testing::TempDir() + "/nodes_XXXXXX"), ports_("127.0.0.1") {
-    EXPECT_NE(mkdtemp(folder_.data()), nullptr);
+  Nodes() : ports_("127.0.0.1") {
     // Held, so that nobody else gets it; the coordinator may listen there all the same.
     coordinator_ = "127.0.0.1:" + std::to_string(ports_.Of(1).value());
   }
   ~Nodes() override {
     agents_.clear();
     lead_.reset();
-    if (!HasFailure()) fs::remove_all(folder_);
   }
 
   std::string Path(const std::string& name) const { return folder_ + "/" + name; }
@@ -157,7 +156,8 @@ class Nodes : public ::testing::Test {
     EXPECT_EQ(agents_.at(k)->Wait(Within(seconds)), code) << "n" << k << "\n" << Seen();
   }
 
-  std::string folder_;
+  const TempFolder temp_;
+  const std::string folder_ = temp_.path();
   MasterPorts ports_;
   std::string coordinator_;
   std::unique_ptr<PipedProcess> lead_;  // a coordinator of its own

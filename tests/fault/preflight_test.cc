@@ -12,6 +12,7 @@
 #include "outlast/testing/time_factor.h"
 #include "tests/support/paths.h"
 #include "tests/support/piped_process.h"
+#include "tests/support/temp_folder.h"
 
 namespace outlast::testing {
 namespace {
@@ -23,11 +24,6 @@ absl::Duration Within(int seconds) { return absl::Seconds(seconds) * TimeFactor(
 
 class PreflightTool : public ::testing::Test {
  protected:
-  PreflightTool() : folder_(::testing::TempDir() + "/preflight_XXXXXX") {
-    EXPECT_NE(mkdtemp(folder_.data()), nullptr);
-  }
-  ~PreflightTool() override { std::filesystem::remove_all(folder_); }
-
   std::unique_ptr<PipedProcess> Start(const std::vector<std::string>& more) {
     std::vector<std::string> command = {BuildFolder() / "outlast", "preflight", "--only", "clock"};
     command.insert(command.end(), more.begin(), more.end());
@@ -49,7 +45,8 @@ class PreflightTool : public ::testing::Test {
     return process.has_value() && !process->is_zombie();
   }
 
-  std::string folder_;
+  const TempFolder temp_;
+  const std::string folder_ = temp_.path();
 };
 
 TEST_F(PreflightTool, EndsWhatItsProbesStartedWhenItIsStopped) {

@@ -28,6 +28,7 @@
 #include "outlast/base/status.h"
 #include "store/folder.h"
 #include "tests/support/seed.h"
+#include "tests/support/temp_folder.h"
 
 namespace outlast {
 namespace {
@@ -410,12 +411,7 @@ class Invocation {
 
 class Schedule {
  public:
-  explicit Schedule(uint32_t seed) : stage_(seed) {
-    const char* base = access("/dev/shm", W_OK) == 0 ? "/dev/shm" : "/tmp";
-    path_ = std::string(base) + "/outlast_sim_XXXXXX";
-    if (mkdtemp(path_.data()) == nullptr) abort();
-  }
-  ~Schedule() { RemoveTree(path_).IgnoreError(); }
+  explicit Schedule(uint32_t seed) : stage_(seed) {}
 
   void Run() {
     const int keep_last = 1 + static_cast<int>(Draw(3));
@@ -469,7 +465,8 @@ class Schedule {
 
   Stage stage_;
   Facts facts_;
-  std::string path_;
+  const TempFolder temp_{access("/dev/shm", W_OK) == 0 ? "/dev/shm" : "/tmp"};
+  const std::string path_ = temp_.path();
   int runs_ = 0;
 };
 

@@ -15,6 +15,7 @@
 #include "launch/process.h"
 #include "launch/run_dir.h"
 #include "outlast/base/status.h"
+#include "tests/support/temp_folder.h"
 
 namespace outlast {
 namespace {
@@ -24,8 +25,7 @@ using ::testing::HasSubstr;
 
 class ConsoleTest : public ::testing::Test {
  protected:
-  ConsoleTest() : folder_(::testing::TempDir() + "/console_test_XXXXXX") {
-    EXPECT_NE(mkdtemp(folder_.data()), nullptr);
+  ConsoleTest() {
     output_ = UniqueFd(
         open((folder_ + "/console.out").c_str(), O_RDWR | O_CREAT | O_APPEND | O_CLOEXEC, 0644));
     error_ = UniqueFd(
@@ -39,7 +39,8 @@ class ConsoleTest : public ::testing::Test {
   std::string Shown() const { return ReadProcFile(folder_ + "/console.out", 512 << 20); }
   std::string Errors() const { return ReadProcFile(folder_ + "/console.err", 1 << 20); }
 
-  std::string folder_;
+  const TempFolder temp_;
+  const std::string folder_ = temp_.path();
   UniqueFd output_, error_;
 };
 
@@ -188,8 +189,8 @@ TEST_F(ConsoleTest, CountsEveryLineOfManyFilesAndClosesThem) {
 }
 
 TEST(RunDir, HasAUniqueFolderALinkAndItsSubfolders) {
-  std::string parent = ::testing::TempDir() + "/run_dir_test_XXXXXX";
-  ASSERT_NE(mkdtemp(parent.data()), nullptr);
+  const TempFolder temp;
+  const std::string& parent = temp.path();
   const Id128 run_id = Id128::FromHex("abcd0000000000000000000000000000").value();
   const auto dir =
       RunDir::Create(parent + "/a/b", "job", absl::FromUnixSeconds(1'700'000'000), run_id).value();

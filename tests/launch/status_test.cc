@@ -17,6 +17,7 @@
 #include "launch/status_service.h"
 #include "launch/status_text.h"
 #include "tests/support/metrics_lint.h"
+#include "tests/support/temp_folder.h"
 
 namespace outlast {
 namespace {
@@ -209,10 +210,6 @@ TEST(StatusJson, OfAnotherShapeIsReadAsFarAsItGoes) {
 
 class EventLog : public ::testing::Test {
  protected:
-  EventLog() : folder_(::testing::TempDir() + "/event_log_XXXXXX") {
-    EXPECT_NE(mkdtemp(folder_.data()), nullptr);
-  }
-  ~EventLog() override { std::filesystem::remove_all(folder_); }
   absl::StatusOr<EventLogRead> Read(const std::string& text) {
     std::ofstream(folder_ + "/events.jsonl", std::ios::binary) << text;
     return ReadEventLog(folder_);
@@ -224,7 +221,8 @@ class EventLog : public ::testing::Test {
            "\n";
   }
 
-  std::string folder_;
+  const TempFolder temp_;
+  const std::string folder_ = temp_.path();
 };
 
 TEST_F(EventLog, TellsOfTheRunThatWroteIt) {

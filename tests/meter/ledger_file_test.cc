@@ -16,22 +16,18 @@
 
 #include "outlast/base/crc32c.h"
 #include "tests/meter/ledger_builder.h"
+#include "tests/support/temp_folder.h"
 
 namespace outlast {
 namespace {
 
 class LedgerFile : public ::testing::Test {
  protected:
-  LedgerFile() {
-    std::string name = (std::filesystem::temp_directory_path() / "ledger_XXXXXX").string();
-    folder_ = mkdtemp(name.data());
-    path_ = folder_ + "/ledger.bin";
-  }
-  ~LedgerFile() override { std::filesystem::remove_all(folder_); }
-
   void WriteBytes(std::string_view bytes) const { std::ofstream(path_, std::ios::binary) << bytes; }
 
-  std::string folder_, path_;
+  const TempFolder temp_;
+  const std::string folder_ = temp_.path();
+  const std::string path_ = temp_ / "ledger.bin";
 };
 
 // One of each kind, with no field at its default.

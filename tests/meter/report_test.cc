@@ -14,18 +14,13 @@
 
 #include "outlast/base/status.h"
 #include "tests/meter/ledger_builder.h"
+#include "tests/support/temp_folder.h"
 
 namespace outlast {
 namespace {
 
 class Report : public ::testing::Test {
  protected:
-  Report() {
-    std::string name = (std::filesystem::temp_directory_path() / "report_XXXXXX").string();
-    root_ = mkdtemp(name.data());
-  }
-  ~Report() override { std::filesystem::remove_all(root_); }
-
   // A RUN_DIR with these records; its path. The builders' run ids are alike, so each folder gets
   // its own.
   std::string RunDir(const std::string& name, RunEntries entries) const {
@@ -41,7 +36,8 @@ class Report : public ::testing::Test {
     return RunReportTool(args, out_, err_);
   }
 
-  std::string root_;
+  const TempFolder temp_;
+  const std::string root_ = temp_.path();
   std::ostringstream out_, err_;
 };
 

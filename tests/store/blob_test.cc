@@ -11,24 +11,13 @@
 #include "outlast/base/plugins.h"
 #include "outlast/base/status.h"
 #include "outlast/testing/blob_contract.h"
+#include "tests/support/temp_folder.h"
 
 namespace outlast {
 namespace {
 
 using ::testing::HasSubstr;
 namespace fs = std::filesystem;
-
-class Folder {
- public:
-  Folder() : path_(::testing::TempDir() + "/blob_XXXXXX") {
-    EXPECT_NE(mkdtemp(path_.data()), nullptr);
-  }
-  ~Folder() { fs::remove_all(path_); }
-  const std::string& path() const { return path_; }
-
- private:
-  std::string path_;
-};
 
 class BlobContractTest : public ::testing::TestWithParam<testing::BlobContractCase> {};
 
@@ -38,7 +27,7 @@ TEST_P(BlobContractTest, IsKeptInMemory) {
 }
 
 TEST_P(BlobContractTest, IsKeptByAFolder) {
-  const Folder folder;
+  const TempFolder folder;
   const auto blob = MakeFolderBlob("file://" + folder.path() + "/store").value();
   EXPECT_EQ(GetParam().check(*blob), absl::OkStatus());
 }
@@ -47,7 +36,7 @@ INSTANTIATE_TEST_SUITE_P(Embedded, BlobContractTest, ::testing::ValuesIn(testing
                          [](const auto& one) { return one.param.name; });
 
 TEST(FolderBlob, LeavesNoEmptyFoldersAndNoTemporaryFiles) {
-  const Folder folder;
+  const TempFolder folder;
   const auto blob = MakeFolderBlob(folder.path()).value();
   ASSERT_TRUE(PutSmall(*blob, "a/b/c", "x", PutMode::kCreate).ok());
   EXPECT_EQ(std::distance(fs::directory_iterator(folder.path() + "/a/b"), {}), 1);
@@ -56,7 +45,7 @@ TEST(FolderBlob, LeavesNoEmptyFoldersAndNoTemporaryFiles) {
 }
 
 TEST(FolderBlob, SaysSoWhenItCannotList) {
-  const Folder folder;
+  const TempFolder folder;
   const auto blob = MakeFolderBlob(folder.path() + "/store").value();
   fs::remove_all(folder.path() + "/store");
   const auto listed = blob->List("", "", 10, {});
@@ -66,14 +55,14 @@ TEST(FolderBlob, SaysSoWhenItCannotList) {
 
 // What a killed Put leaves is no object.
 TEST(FolderBlob, DoesNotListWhatAKilledPutLeft) {
-  const Folder folder;
+  const TempFolder folder;
   const auto blob = MakeFolderBlob(folder.path()).value();
   std::ofstream(folder.path() + "/.outlast-put-0123456789abcdef") << "half";
   EXPECT_TRUE(ListAll(*blob, "").value().empty());
 }
 
 TEST(FolderBlob, SweepsWhatAKilledPutLeftADayAgo) {
-  const Folder folder;
+  const TempFolder folder;
   const auto blob = MakeFolderBlob(folder.path()).value();
   const std::string old = folder.path() + "/.outlast-put-old",
                     fresh = folder.path() + "/.outlast-put-fresh";
@@ -86,7 +75,7 @@ TEST(FolderBlob, SweepsWhatAKilledPutLeftADayAgo) {
 }
 
 TEST(FolderBlob, FollowsNoSymlink) {
-  const Folder folder;
+  const TempFolder folder;
   const auto blob = MakeFolderBlob(folder.path()).value();
   fs::create_symlink("/etc/passwd", folder.path() + "/a");
   EXPECT_TRUE(ListAll(*blob, "").value().empty());
@@ -101,7 +90,7 @@ TEST(GetSmall, RefusesALargerOneBeforeItIsRead) {
 }
 
 TEST(Plugins, MakeWhatTheSchemeNames) {
-  const Folder folder;
+  const TempFolder folder;
   Plugins plugins;
   ASSERT_TRUE(RegisterStores(plugins).ok());
   EXPECT_EQ(plugins.Make<Blob>("file://" + folder.path()).value()->uri(),

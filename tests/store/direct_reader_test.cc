@@ -12,6 +12,7 @@
 
 #include "outlast/base/memory.h"
 #include "outlast/base/status.h"
+#include "tests/support/temp_folder.h"
 
 namespace outlast {
 namespace {
@@ -43,12 +44,6 @@ ssize_t Scripted(int fd, void* into, size_t bytes, off_t offset) {
 
 class DirectReaderTest : public ::testing::Test {
  protected:
-  DirectReaderTest() {
-    if (mkdtemp(folder_.data()) == nullptr) abort();
-    path_ = folder_ + "/file";
-  }
-  ~DirectReaderTest() override { (void)RemoveTree(folder_); }
-
   void Write(size_t bytes) {
     content_.resize(bytes);
     for (size_t i = 0; i < bytes; ++i) content_[i] = static_cast<char>(i * 31 + i / 4096);
@@ -63,8 +58,9 @@ class DirectReaderTest : public ::testing::Test {
     return {reinterpret_cast<const char*>(memory_.data()), bytes};
   }
 
-  std::string folder_ = ::testing::TempDir() + "direct_reader_XXXXXX";
-  std::string path_, content_;
+  const TempFolder folder_;
+  const std::string path_ = folder_ / "file";
+  std::string content_;
   Mapping memory_ = Mapping::Anonymous(64 << 10).value();
 };
 

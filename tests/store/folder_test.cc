@@ -20,6 +20,7 @@
 
 #include "outlast/base/memory.h"
 #include "outlast/base/status.h"
+#include "tests/support/temp_folder.h"
 
 namespace outlast {
 namespace {
@@ -28,11 +29,6 @@ using ::testing::HasSubstr;
 
 class FolderTest : public ::testing::Test {
  protected:
-  FolderTest() {
-    if (mkdtemp(path_.data()) == nullptr) abort();
-  }
-  ~FolderTest() override { (void)RemoveTree(path_); }
-
   std::string At(const std::string& name) const { return path_ + "/" + name; }
   std::vector<std::string> Names() const {
     std::vector<std::string> names;
@@ -41,7 +37,8 @@ class FolderTest : public ::testing::Test {
     return names;
   }
 
-  std::string path_ = "/tmp/outlast_store_XXXXXX";
+  const TempFolder temp_;
+  const std::string path_ = temp_.path();
 };
 using FolderDeathTest = FolderTest;
 

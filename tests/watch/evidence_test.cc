@@ -14,20 +14,11 @@
 
 #include "outlast/base/clock.h"
 #include "outlast/blackbox/progress.h"
+#include "tests/support/temp_folder.h"
 #include "watch/look_reader.h"
 
 namespace outlast {
 namespace {
-
-class TempFolder {
- public:
-  TempFolder() { EXPECT_NE(mkdtemp(path_.data()), nullptr); }
-  ~TempFolder() { EXPECT_EQ(std::system(("rm -r " + path_).c_str()), 0); }
-  const std::string& path() const { return path_; }
-
- private:
-  std::string path_ = ::testing::TempDir() + "outlast_watch_XXXXXX";
-};
 
 Segment BlackBox() {
   auto segment = Segment::Create({.generation = 1, .slot = 3, .rank = 3, .world = 4});

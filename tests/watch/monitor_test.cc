@@ -13,6 +13,7 @@
 #include "outlast/base/status.h"
 #include "outlast/testing/local_world.h"
 #include "outlast/watch/watchdog.h"
+#include "tests/support/temp_folder.h"
 
 namespace outlast {
 namespace {
@@ -58,14 +59,13 @@ absl::Status BlockOnce(Run& run, WatchMode mode) {
 }
 
 TEST(Monitor, EndsTheGenerationOfARankThatBlocksWithTheEvidenceOnDisk) {
-  std::string run_dir = ::testing::TempDir() + "outlast_monitor_XXXXXX";
-  ASSERT_NE(mkdtemp(run_dir.data()), nullptr);
+  const TempFolder run_dir;
   NoStacks host;
   std::vector<Verdict> findings;
   std::string folder;
   std::unique_ptr<Monitor> monitor;
   testing::LocalWorldOptions options;
-  options.run_dir = run_dir;
+  options.run_dir = run_dir.path();
   options.prepare = [&](Keeper& keeper) {
     monitor = std::make_unique<Monitor>(
         keeper, host,
@@ -96,7 +96,6 @@ TEST(Monitor, EndsTheGenerationOfARankThatBlocksWithTheEvidenceOnDisk) {
   EXPECT_TRUE(std::filesystem::exists(folder + "/verdict.json"));
   EXPECT_TRUE(std::filesystem::exists(folder + "/rank0.box"));
   EXPECT_TRUE(std::filesystem::exists(folder + "/rank1.box"));
-  std::filesystem::remove_all(run_dir);
 }
 
 }  // namespace
