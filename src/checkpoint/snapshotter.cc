@@ -284,12 +284,13 @@ bool Snapshotter::Finish() {
   return succeeded_;
 }
 
+// When it returns the copier looks at nothing of the last snapshot any more, also when that one was
+// complete and the copier only on its way out: what is set up next is not handed to it by mistake.
 void Snapshotter::GiveUp() {
   MutexLock lock(mutex_);
-  if (!active_) return;
-  cancelled_.store(true, std::memory_order_relaxed);
+  if (active_) cancelled_.store(true, std::memory_order_relaxed);
   while (copier_busy_) changed_.Wait(mutex_);
-  if (!active_) return;  // it was complete already
+  if (!active_) return;
   buffers_[static_cast<size_t>(running_.buffer)].control().Abandon(running_.turn);
   active_ = false;
   succeeded_ = false;

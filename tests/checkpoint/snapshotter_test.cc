@@ -308,6 +308,23 @@ TEST(Snapshot, NothingMoreIsCopiedOnceTheGenerationIsAborted) {
   EXPECT_NE(rank.BufferOf(1), -1);
 }
 
+// The copier ends the last snapshot by itself and is on its way out when the next one begins: what
+// it still does must not touch the new one.
+TEST(Snapshot, OneThatBeginsWhenTheLastIsJustCompleteIsWholeToo) {
+  Rank rank(0, 1, 3, 100);
+  for (int64_t step = 1; step <= 3000; ++step) {
+    rank.Fill(static_cast<float>(step));
+    ASSERT_TRUE(rank.Begin(step));
+    while (rank.snapshotter_->is_running()) {
+    }
+    ASSERT_GE(rank.BufferOf(step), 0) << step;
+    if (step < 3) continue;
+    const int64_t held = step - step % 2;  // this one or the last
+    ASSERT_TRUE(rank.RestoreStep(held).ok()) << step;
+    ASSERT_TRUE(rank.IsAll(static_cast<float>(held)));
+  }
+}
+
 // The source changes as hard as it can right after Finish: no snapshot mixes two steps.
 TEST(Snapshot, NeverMixesSteps) {
   Rank rank(0, 1, 3, 300'000);
