@@ -1,9 +1,9 @@
 #include "run/keeper.h"
 
 #include <algorithm>
-#include <cstdio>
 #include <deque>
 #include <map>
+#include <memory>
 #include <optional>
 #include <utility>
 
@@ -13,12 +13,11 @@
 #include "outlast/blackbox/progress.h"
 #include "run/peer_keys.h"
 #include "run/shared_memories.h"
+#include "run/worker_line.h"
 
 namespace outlast {
 namespace {
 
-constexpr size_t kMaxOutboxBytes = 4 << 20;
-constexpr absl::Duration kOutboxRetry = absl::Milliseconds(10);
 constexpr int kMessagesAtOnce = 32;  // of one worker, before others have their turn
 constexpr int kComplaints =
     10;  // lines on stderr about messages that were refused; later ones are only counted
@@ -74,6 +73,7 @@ class Keeper::Impl {
                      if (++refused_ > kComplaints) return;
                      PrintToStderr("outlast: node {}: {}\n", node, MessageOf(why));
                    }}) {
+    for (Slot& slot : slots_) slot.line = std::make_unique<WorkerLine>(loop_);
     machine_->Listen([this](JobMachine::Happening happening) { Take(std::move(happening)); });
   }
 
@@ -110,24 +110,16 @@ class Keeper::Impl {
  private:
   using TimerId = EventLoop::TimerId;
 
-  struct Outgoing {
-    std::string bytes;
-    std::vector<UniqueFd> fds;
-  };
-
   // A place in the job, and the process that holds it.
   struct Slot {
-    std::optional<Segment> box;  // for the whole job
-    Channel channel;             // of the incarnation
+    std::optional<Segment> box;        // for the whole job
+    std::unique_ptr<WorkerLine> line;  // to the incarnation
     uint64_t incarnation = 0;
     int born_rank = 0, born_world = 1;  // as the incarnation's environment says
     uint64_t entered = 0;  // the newest generation that this incarnation was told to enter
     bool alive = false, joined = false, staged = false, finished = false;
     std::map<uint64_t, uint64_t> pending;  // request -> its generation
-    std::deque<Outgoing> outbox;           // what did not fit the peer's queue
-    size_t outbox_bytes = 0;
-    std::optional<TimerId> outbox_timer;
-    int captures = 0;  // stacks are being written: signals wait
+    int captures = 0;                      // stacks are being written: signals wait
     std::vector<KillWorker> kills;
   };
 
@@ -174,7 +166,6 @@ class Keeper::Impl {
   void Enter(int slot);
   void Refuse(int slot, const Message& message, const absl::Status& why);
   void Complain(int slot, const absl::Status& why);
-  void Flush(int slot);
   void Disconnect(Slot& slot);
 
   EventLoop& loop_;
@@ -283,19 +274,13 @@ void Keeper::Impl::Spawn(const SpawnWorker& spawn) {
   slot.joined = slot.staged = slot.finished = false;
   slot.born_rank = machine_->rank(spawn.slot);
   slot.born_world = machine_->world();
-  auto ends = Channel::MakePair();
-  if (ends.ok()) {
-    slot.channel = std::move(ends->first);
-    const absl::Status watched =
-        loop_.Watch(slot.channel.fd(), [this, number = spawn.slot] { Receive(number); });
-    if (!watched.ok()) ends = watched;
-  }
-  if (!ends.ok()) {
-    Complain(spawn.slot, ends.status());
+  auto socket = slot.line->Open([this, number = spawn.slot] { Receive(number); });
+  if (!socket.ok()) {
+    Complain(spawn.slot, socket.status());
     OnWorkerEnded(spawn.slot, spawn.incarnation, {.code = 1});
     return;
   }
-  host_.Spawn({spawn, slot.born_rank, slot.born_world, ends->second.Release(), slot.box->fd()});
+  host_.Spawn({spawn, slot.born_rank, slot.born_world, *std::move(socket), slot.box->fd()});
 }
 
 // The word in the black boxes first: a trainer that checks it unwinds even if its reader thread has
@@ -450,7 +435,7 @@ void Keeper::Impl::OnWorkerDying(int number, uint64_t incarnation, int signal) {
 
 // What it said before it ended comes first.
 void Keeper::Impl::ReadAll(int slot) {
-  while (At(slot).channel.fd() >= 0 && ReceiveOne(slot)) {
+  while (ReceiveOne(slot)) {
   }
 }
 
@@ -465,23 +450,17 @@ void Keeper::Impl::Receive(int slot) {
 // end is.
 bool Keeper::Impl::ReceiveOne(int number) {
   Slot& slot = At(number);
-  if (slot.channel.fd() < 0) return false;
-  auto packet = slot.channel.TryReceive();
-  if (packet.status().code() == absl::StatusCode::kResourceExhausted) return false;
-  if (packet.status().code() == absl::StatusCode::kInvalidArgument) {
-    Complain(number, packet.status());
+  auto message = slot.line->Receive();
+  if (message.status().code() == absl::StatusCode::kResourceExhausted) return false;
+  if (!message.ok()) {
+    Complain(number, message.status());
     return true;
   }
-  if (!packet.ok() || !packet->has_value()) {
+  if (!message->has_value()) {
     Disconnect(slot);
     return false;
   }
-  auto message = Decode(std::move(**packet));
-  if (message.ok()) {
-    Handle(number, std::move(*message));
-  } else {
-    Complain(number, message.status());
-  }
+  Handle(number, std::move(**message));
   return true;
 }
 
@@ -706,61 +685,19 @@ void Keeper::Impl::Answer(int number, uint64_t request, const absl::Status& stat
        fds);
 }
 
-// Never waits: what does not fit the peer's queue (it is stopped, perhaps) is kept and tried again.
-// A peer that lets megabytes lie is cut off; the watchdog or its process' end does the rest.
 void Keeper::Impl::Send(int number, const Message& message, std::span<const int> fds) {
-  if (!has_slot(number) || At(number).channel.fd() < 0) return;
+  if (!has_slot(number)) return;
   Slot& slot = At(number);
-  Outgoing outgoing{Encode(message), {}};
-  if (slot.outbox.empty()) {
-    const absl::Status sent = slot.channel.TrySend(outgoing.bytes, fds);
-    if (sent.ok()) return;
-    if (sent.code() != absl::StatusCode::kResourceExhausted) {
-      if (sent.code() == absl::StatusCode::kInvalidArgument) Complain(number, sent);
-      return;
-    }
-  }
-  for (const int fd : fds) {
-    if (auto copy = Duplicate(fd); copy.ok()) outgoing.fds.push_back(std::move(*copy));
-  }
-  slot.outbox_bytes += outgoing.bytes.size();
-  slot.outbox.push_back(std::move(outgoing));
-  if (slot.outbox_bytes > kMaxOutboxBytes) {
-    Complain(number, Error(absl::StatusCode::kUnavailable,
-                           "{} bytes of messages were not read: cut off", slot.outbox_bytes));
-    return Disconnect(slot);
-  }
-  if (!slot.outbox_timer.has_value())
-    slot.outbox_timer = loop_.RunAfter(kOutboxRetry, [this, number] { Flush(number); });
-}
-
-void Keeper::Impl::Flush(int number) {
-  Slot& slot = At(number);
-  slot.outbox_timer.reset();
-  while (!slot.outbox.empty()) {
-    const Outgoing& next = slot.outbox.front();
-    std::vector<int> fds;
-    for (const UniqueFd& fd : next.fds) fds.push_back(fd.get());
-    const absl::Status sent = slot.channel.TrySend(next.bytes, fds);
-    if (sent.code() == absl::StatusCode::kResourceExhausted) {
-      slot.outbox_timer = loop_.RunAfter(kOutboxRetry, [this, number] { Flush(number); });
-      return;
-    }
-    slot.outbox_bytes -= next.bytes.size();
-    slot.outbox.pop_front();
-  }
+  const absl::Status sent = slot.line->Send(message, fds);
+  if (sent.ok()) return;
+  Complain(number, sent);
+  if (!slot.line->is_open()) Disconnect(slot);
 }
 
 void Keeper::Impl::Disconnect(Slot& slot) {
-  if (slot.outbox_timer.has_value()) loop_.Cancel(*slot.outbox_timer);
-  slot.outbox_timer.reset();
-  slot.outbox.clear();
-  slot.outbox_bytes = 0;
+  slot.line->Close();
   slot.pending.clear();
   keys_.Forget(static_cast<int>(&slot - slots_.data()));
-  if (slot.channel.fd() < 0) return;
-  loop_.Unwatch(slot.channel.fd());
-  slot.channel = Channel();
 }
 
 // --- The face ---
