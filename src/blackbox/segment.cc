@@ -7,12 +7,13 @@
 #include <unistd.h>
 
 #include <cerrno>
-#include <charconv>
 #include <cstring>
 #include <ctime>
+#include <optional>
 #include <utility>
 
 #include "base/error.h"
+#include "base/proc.h"
 #include "blackbox/areas.h"
 #include "blackbox/claims.h"
 #include "blackbox/fork_guard.h"
@@ -74,23 +75,8 @@ void StoreId(Id128& target, const Id128& id) {
 }  // namespace
 
 uint64_t ProcessStartTime(int pid) {
-  const UniqueFd fd(open(fmt::format("/proc/{}/stat", pid).c_str(), O_RDONLY | O_CLOEXEC));
-  char text[1024];
-  const ssize_t bytes = fd.is_open() ? read(fd.get(), text, sizeof(text)) : -1;
-  if (bytes <= 0) return 0;
-  // The second field, the name, may hold blanks and parentheses: count from the last one.
-  std::string_view rest(text, static_cast<size_t>(bytes));
-  const size_t close = rest.rfind(')');
-  if (close == std::string_view::npos) return 0;
-  rest.remove_prefix(close + 1);
-  for (int field = 2; field < 22; ++field) {
-    const size_t blank = rest.find(' ');
-    if (blank == std::string_view::npos) return 0;
-    rest.remove_prefix(blank + 1);
-  }
-  uint64_t ticks = 0;
-  std::from_chars(rest.data(), rest.data() + rest.size(), ticks);
-  return ticks;
+  const std::optional<ProcessInfo> found = ReadProcess(pid);
+  return found.has_value() ? found->start_ticks : 0;
 }
 
 uint64_t MembersDigest(std::span<const uint32_t> ranks) {

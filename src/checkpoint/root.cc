@@ -19,10 +19,6 @@
 namespace outlast {
 namespace {
 
-constexpr std::string_view kTempSuffix = ".tmp";
-constexpr std::string_view kBeatSuffix = ".beat";
-constexpr std::string_view kReleasedSuffix = ".released";
-
 // The root's path without a scheme and trailing slashes.
 absl::StatusOr<std::string> PathOfUri(std::string_view uri) {
   constexpr std::string_view kFile = "file://";
@@ -35,58 +31,6 @@ absl::StatusOr<std::string> PathOfUri(std::string_view uri) {
   }
   while (path.size() > 1 && path.back() == '/') path.remove_suffix(1);
   return std::string(path);
-}
-
-// A positive decimal number without leading zeros.
-std::optional<uint64_t> ParseNumber(std::string_view text) {
-  if (text.empty() || text.size() > 19 || text[0] == '0') return std::nullopt;
-  uint64_t value = 0;
-  for (const char c : text) {
-    if (c < '0' || c > '9') return std::nullopt;
-    value = value * 10 + static_cast<uint64_t>(c - '0');
-  }
-  return value;
-}
-
-// Left by a crash in the middle of CreateWhole or ReplaceWhole: name.<8 hex>.tmp.
-bool IsTemp(std::string_view name) {
-  if (!name.ends_with(kTempSuffix)) return false;
-  name.remove_suffix(kTempSuffix.size());
-  return name.size() > 9 && name[name.size() - 9] == '.' &&
-         name.substr(name.size() - 8).find_first_not_of("0123456789abcdef") ==
-             std::string_view::npos;
-}
-
-// The fields of /proc/<pid>/stat after the name; empty when the process is gone.
-std::vector<std::string> ProcessFields(int64_t pid) {
-  FILE* file = fopen(fmt::format("/proc/{}/stat", pid).c_str(), "re");
-  if (file == nullptr) return {};
-  char buffer[2048];
-  const size_t bytes = fread(buffer, 1, sizeof buffer, file);
-  fclose(file);
-  const std::string_view text(buffer, bytes);
-  const size_t name_end = text.rfind(')');  // the name may hold anything, brackets and spaces too
-  std::vector<std::string> fields;
-  if (name_end == std::string_view::npos) return fields;
-  std::string field;
-  for (const char c : text.substr(std::min(name_end + 2, text.size()))) {
-    if (c != ' ' && c != '\n') {
-      field += c;
-    } else if (!field.empty()) {
-      fields.push_back(std::exchange(field, {}));
-    }
-  }
-  return fields;
-}
-
-constexpr size_t kStateField = 0;       // field 3 of stat
-constexpr size_t kStartTimeField = 19;  // field 22
-
-std::optional<uint64_t> StartTimeOf(int64_t pid) {
-  const std::vector<std::string> fields = ProcessFields(pid);
-  if (fields.size() <= kStartTimeField || fields[kStateField] == "Z" || fields[kStateField] == "X")
-    return std::nullopt;
-  return ParseNumber(fields[kStartTimeField]);
 }
 
 void MarkDamaged(CheckpointInfo& info, const absl::Status& status) {
@@ -172,78 +116,13 @@ absl::StatusOr<bool> HoldsCheckpointFolders(const std::string& root) {
   });
 }
 
-absl::Status TouchDurably(const std::string& folder, std::string_view name) {
-  const std::string path = fmt::format("{}/{}", folder, name);
-  const UniqueFd fd(open(path.c_str(), O_WRONLY | O_CREAT | O_CLOEXEC | O_NOFOLLOW, 0666));
-  if (!fd.is_open()) return FileError(errno, "create", path);
-  return FsyncFolder(folder);
-}
-
-// The folder of a checkpoint that is to be pinned or released.
-absl::StatusOr<std::string> FolderToPin(const std::string& root, std::string_view checkpoint) {
-  if (!ParseCheckpointName(checkpoint).has_value())
-    return Error(absl::StatusCode::kInvalidArgument, "'{}': not a checkpoint's name", checkpoint);
-  std::string folder = fmt::format("{}/{}", root, checkpoint);
-  struct stat facts;
-  if (lstat(folder.c_str(), &facts) != 0) return FileError(errno, "stat", folder);
-  if (!S_ISDIR(facts.st_mode))
-    return Error(absl::StatusCode::kInvalidArgument, "{}: not a folder", folder);
-  return folder;
-}
-
-// Removes what a crash of an earlier owner left in the middle of a small write.
-absl::Status SweepTemps(const std::string& folder) {
-  OUTLAST_ASSIGN_OR_RETURN(const auto entries, ListFolder(folder));
-  for (const FolderEntry& entry : entries) {
-    if (entry.kind == EntryKind::kFile && IsTemp(entry.name))
-      OUTLAST_RETURN_IF_ERROR(RemoveFile(folder + "/" + entry.name));
-  }
-  return absl::OkStatus();
-}
-
-// Another newcomer may sweep our temp away between its creation and its link.
-absl::Status CreateBesideSweepers(const std::string& folder, const std::string& name,
-                                  std::string_view text) {
-  constexpr int kTries = 8;
-  absl::Status created = CreateWhole(folder, name, text);
-  for (int i = 1; i < kTries && absl::IsNotFound(created); ++i)
-    created = CreateWhole(folder, name, text);
-  return created;
-}
-
 }  // namespace
-
-OwnerIdentity OwnerIdentity::Self() {
-  OwnerIdentity self;
-  char host[256] = {};
-  gethostname(host, sizeof host - 1);
-  self.host = host;
-  self.boot_id = BootId();
-  struct stat facts;
-  if (stat("/proc/self/ns/pid", &facts) == 0) self.pid_namespace = facts.st_ino;
-  self.pid = getpid();
-  self.pid_start = StartTimeOf(self.pid).value_or(0);
-  return self;
-}
-
-OwnerState StateOfOwner(const Claim& claim, const OwnerIdentity& self) {
-  if (claim.boot_id.is_zero() || claim.boot_id != self.boot_id ||
-      claim.pid_namespace != self.pid_namespace) {
-    return OwnerState::kUnknown;
-  }
-  const std::optional<uint64_t> start = StartTimeOf(claim.pid);
-  return start.has_value() && *start == claim.pid_start ? OwnerState::kAlive : OwnerState::kGone;
-}
 
 Root::Root(std::string path, RootOptions options, Clock& clock)
     : path_(std::move(path)), options_(std::move(options)), clock_(clock) {}
 
 std::string Root::PathOf(std::string_view checkpoint) const {
   return fmt::format("{}/{}", path_, checkpoint);
-}
-
-std::string Root::ClaimPath(uint64_t number, std::string_view suffix) const {
-  return fmt::format("{}/{}/{}{}", path_, kClaimsFolder, number, suffix);
 }
 
 absl::StatusOr<std::unique_ptr<Root>> Root::Open(std::string_view uri, RootOptions options,
@@ -291,7 +170,7 @@ absl::Status Root::Identify() {
       return absl::OkStatus();
     }
     OUTLAST_ASSIGN_OR_RETURN(text, ToText(record));
-    const absl::Status created = CreateBesideSweepers(path_, std::string(kRootFile), *text);
+    const absl::Status created = CreateWholeBesideSweepers(path_, std::string(kRootFile), *text);
     // Two first starts at once: one of them made it.
     if (absl::IsAlreadyExists(created))
       text = ReadSmall(file, kMaxSmallBytes);
@@ -317,179 +196,6 @@ absl::Status Root::Identify() {
   return absl::OkStatus();
 }
 
-absl::StatusOr<std::vector<ClaimFile>> Root::ListClaims() const {
-  std::vector<ClaimFile> claims;
-  const std::string folder = fmt::format("{}/{}", path_, kClaimsFolder);
-  const auto entries = ListFolder(folder);
-  if (absl::IsNotFound(entries.status())) return claims;
-  if (!entries.ok()) return entries.status();
-  std::set<std::string> released;
-  for (const FolderEntry& entry : *entries) {
-    if (entry.name.ends_with(kReleasedSuffix))
-      released.insert(entry.name.substr(0, entry.name.size() - kReleasedSuffix.size()));
-    const std::optional<uint64_t> number = ParseNumber(entry.name);
-    if (!number.has_value()) continue;
-    ClaimFile file{*number, std::nullopt, false};
-    const auto text = ReadSmall(ClaimPath(*number), kMaxSmallBytes);
-    if (text.ok()) {
-      auto claim = ParseClaim(*text);
-      if (claim.ok()) file.claim = std::move(*claim);
-    }
-    claims.push_back(std::move(file));
-  }
-  for (ClaimFile& file : claims) file.released = released.contains(std::to_string(file.number));
-  std::ranges::sort(claims, {}, &ClaimFile::number);
-  return claims;
-}
-
-absl::StatusOr<std::optional<uint64_t>> Root::ReadBeat(uint64_t number) const {
-  const auto text = ReadSmall(ClaimPath(number, kBeatSuffix), 64);
-  if (absl::IsNotFound(text.status())) return std::optional<uint64_t>();
-  if (!text.ok()) return text.status();
-  return ParseNumber(std::string_view(*text).substr(0, text->find('\n')));
-}
-
-absl::StatusOr<uint64_t> Root::LargestClaim() const {
-  OUTLAST_ASSIGN_OR_RETURN(const auto claims, ListClaims());
-  uint64_t largest = claims.empty() ? 0 : claims.back().number;
-  OUTLAST_ASSIGN_OR_RETURN(const auto entries, ListFolder(path_));
-  for (const FolderEntry& entry : entries) {
-    if (entry.kind != EntryKind::kFolder || !ParseCheckpointName(entry.name).has_value()) continue;
-    const auto text =
-        ReadSmall(fmt::format("{}/{}/{}", path_, entry.name, kManifestFile), kMaxManifestBytes);
-    if (!text.ok()) continue;
-    const auto manifest = ParseManifest(*text);
-    // Its claim cannot be read, and what it continues is unknown: nothing may be built on this.
-    if (absl::IsUnimplemented(manifest.status()))
-      return Annotate(manifest.status(), fmt::format("{}/{}", path_, entry.name));
-    if (manifest.ok()) largest = std::max(largest, manifest->claim);
-  }
-  return largest;
-}
-
-absl::StatusOr<ClaimDecision> Root::JudgeNewestClaim(ClaimWatch& watch) const {
-  OUTLAST_ASSIGN_OR_RETURN(const auto claims, ListClaims());
-  ClaimView view;
-  if (!claims.empty()) {
-    view.number = claims.back().number;
-    view.released = claims.back().released;
-    if (claims.back().claim.has_value()) {
-      view.claim = *claims.back().claim;
-      view.owner = StateOfOwner(view.claim, options_.owner);
-    }
-    OUTLAST_ASSIGN_OR_RETURN(view.beat, ReadBeat(view.number));
-    if (watch.number != view.number) watch = {view.number, view.beat, clock_.Uptime()};
-    view.first_beat = watch.first_beat;
-    view.watched = clock_.Uptime() - watch.began;
-  }
-  return JudgeClaim(view, options_.run, options_.take_over);
-}
-
-absl::StatusOr<ClaimDecision> Root::LookAtClaim() const {
-  ClaimWatch watch;
-  while (true) {
-    OUTLAST_ASSIGN_OR_RETURN(ClaimDecision decision, JudgeNewestClaim(watch));
-    if (decision.verdict != ClaimVerdict::kWatch) return decision;
-    clock_.SleepFor(kBeatInterval / 5);
-  }
-}
-
-absl::Status Root::TakeClaim(uint64_t above) {
-  const std::string folder = fmt::format("{}/{}", path_, kClaimsFolder);
-  OUTLAST_RETURN_IF_ERROR(MakeFolders(folder));
-  const Claim mine{job_,
-                   options_.run,
-                   options_.owner.host,
-                   options_.owner.boot_id,
-                   options_.owner.pid_namespace,
-                   options_.owner.pid,
-                   options_.owner.pid_start};
-  OUTLAST_ASSIGN_OR_RETURN(const std::string text, ToText(mine));
-  ClaimWatch watch;
-  while (true) {
-    OUTLAST_ASSIGN_OR_RETURN(const ClaimDecision decision, JudgeNewestClaim(watch));
-    if (decision.verdict == ClaimVerdict::kRefuse) {
-      return Error(absl::StatusCode::kFailedPrecondition, "root {}: {}; {}", path_, decision.reason,
-                   options_.when_held);
-    }
-    if (decision.verdict == ClaimVerdict::kWatch) {
-      clock_.SleepFor(kBeatInterval / 5);
-      continue;
-    }
-    OUTLAST_ASSIGN_OR_RETURN(uint64_t largest, LargestClaim());
-    largest = std::max(largest, above);
-    const absl::Status made = CreateBesideSweepers(folder, std::to_string(largest + 1), text);
-    if (absl::IsAlreadyExists(made))
-      continue;  // another newcomer was first: it is judged in its turn
-    OUTLAST_RETURN_IF_ERROR(made);
-    OUTLAST_RETURN_IF_ERROR(FsyncFolder(path_));
-    {
-      MutexLock lock(mutex_);
-      claim_ = largest + 1;
-      beat_ = 0;
-    }
-    OUTLAST_RETURN_IF_ERROR(SweepTemps(path_));
-    OUTLAST_RETURN_IF_ERROR(SweepTemps(folder));
-    return Beat();
-  }
-}
-
-absl::StatusOr<std::string> Root::ClaimText(uint64_t number) const {
-  // Makes an NFS client ask its server anew, also about names that it knows to be missing.
-  (void)ListFolder(path_);
-  (void)ListFolder(fmt::format("{}/{}", path_, kClaimsFolder));
-  return ReadSmall(ClaimPath(number), kMaxSmallBytes);
-}
-
-uint64_t Root::claim() const {
-  MutexLock lock(mutex_);
-  return claim_;
-}
-
-absl::Status Root::Beat() {
-  uint64_t number = 0;
-  std::string text;
-  {
-    MutexLock lock(mutex_);
-    if (claim_ == 0)
-      return Error(absl::StatusCode::kFailedPrecondition, "root {}: no claim is held", path_);
-    number = claim_;
-    text = std::to_string(++beat_) + "\n";
-  }
-  // Written over in place: the text only grows, and a reader that sees half of it sees a change,
-  // which is what a beat says.
-  const std::string path = ClaimPath(number, kBeatSuffix);
-  const UniqueFd fd(open(path.c_str(), O_WRONLY | O_CREAT | O_CLOEXEC | O_NOFOLLOW, 0666));
-  if (!fd.is_open()) return FileError(errno, "create", path);
-  if (pwrite(fd.get(), text.data(), text.size(), 0) != static_cast<ssize_t>(text.size())) {
-    return FileError(errno, "write", path, text.size());
-  }
-  return absl::OkStatus();
-}
-
-absl::Status Root::Release() {
-  const uint64_t number = claim();
-  if (number == 0) return absl::OkStatus();
-  return TouchDurably(fmt::format("{}/{}", path_, kClaimsFolder),
-                      fmt::format("{}{}", number, kReleasedSuffix));
-}
-
-absl::Status Root::CheckClaim() const {
-  const uint64_t mine = claim();
-  if (mine == 0)
-    return Error(absl::StatusCode::kFailedPrecondition, "root {}: no claim is held", path_);
-  OUTLAST_ASSIGN_OR_RETURN(const auto claims, ListClaims());
-  for (const ClaimFile& file : claims) {
-    const bool is_ours = file.claim.has_value() && file.claim->run == options_.run;
-    if (file.number <= mine || (is_ours && !options_.fences_own_run)) continue;
-    const Claim owner = file.claim.value_or(Claim{});
-    return Error(absl::StatusCode::kAborted,
-                 "root {}: claim {} of run {} on host '{}' (pid {}) has taken it; ours is {}",
-                 path_, file.number, owner.run.hex(), owner.host, owner.pid, mine);
-  }
-  return absl::OkStatus();
-}
-
 absl::StatusOr<Listing> Root::List(Look look) const {
   Listing listing;
   OUTLAST_ASSIGN_OR_RETURN(listing.claims, ListClaims());
@@ -502,7 +208,7 @@ absl::StatusOr<Listing> Root::List(Look look) const {
   for (const FolderEntry& entry : entries) {
     const bool ours =
         entry.kind == EntryKind::kFile && (entry.name == kRootFile || entry.name == kLatestFile ||
-                                           entry.name == kQuarantineFile || IsTemp(entry.name));
+                                           entry.name == kQuarantineFile || IsTempName(entry.name));
     if (ours || (entry.kind == EntryKind::kFolder &&
                  (entry.name == kClaimsFolder || entry.name == kFetchFolder)))
       continue;
@@ -747,113 +453,6 @@ absl::StatusOr<std::vector<std::string>> Root::RollForward(std::span<const std::
     committed.push_back(info.name);
   }
   return committed;
-}
-
-absl::Status Root::Delete(std::string_view checkpoint) {
-  if (!ParseCheckpointName(checkpoint).has_value()) {
-    return Error(absl::StatusCode::kInvalidArgument, "delete '{}': not a checkpoint's name",
-                 checkpoint);
-  }
-  const std::string folder = PathOf(checkpoint);
-  struct stat facts;
-  if (lstat(folder.c_str(), &facts) != 0) return FileError(errno, "stat", folder);
-  if (!S_ISDIR(facts.st_mode))
-    return Error(absl::StatusCode::kInvalidArgument, "delete {}: not a folder", folder);
-  const std::string marker = fmt::format("{}/{}", folder, kDeletedFile);
-  const auto check_pin = [&]() -> absl::Status {
-    OUTLAST_ASSIGN_OR_RETURN(const bool pinned, Exists(fmt::format("{}/{}", folder, kPinnedFile)));
-    if (!pinned) return absl::OkStatus();
-    return Error(absl::StatusCode::kFailedPrecondition, "delete {}: it is pinned", checkpoint);
-  };
-  OUTLAST_RETURN_IF_ERROR(check_pin());
-  OUTLAST_ASSIGN_OR_RETURN(const bool begun, Exists(marker));
-  OUTLAST_RETURN_IF_ERROR(TouchDurably(folder, kDeletedFile));
-  // Who pins looks for DELETED after PINNED stands, and we the other way round: one of both sees
-  // the other, so no pin that was reported is lost.
-  if (absl::Status pinned = check_pin(); !pinned.ok()) {
-    if (!begun) {
-      OUTLAST_RETURN_IF_ERROR(RemoveFile(marker));
-      OUTLAST_RETURN_IF_ERROR(FsyncFolder(folder));
-    }
-    return pinned;
-  }
-  OUTLAST_RETURN_IF_ERROR(RemoveFile(fmt::format("{}/{}", folder, kManifestFile)));
-  OUTLAST_RETURN_IF_ERROR(FsyncFolder(folder));
-  OUTLAST_RETURN_IF_ERROR(RemoveTree(folder, kDeletedFile));
-  return FsyncFolder(path_);
-}
-
-absl::StatusOr<std::vector<std::string>> Root::Retain(const RetentionOptions& options,
-                                                      std::span<const std::string> in_progress) {
-  OUTLAST_ASSIGN_OR_RETURN(const Listing listing, List(Look::kFiles));
-  // After the listing: what it shows is then from before any newer claim, so that nothing of a
-  // newer owner is deleted, be it still incomplete.
-  if (claim() != 0) OUTLAST_RETURN_IF_ERROR(CheckClaim());
-  std::vector<std::string> deleted;
-  for (std::string& name : ChooseDeletions(listing.checkpoints, options, in_progress)) {
-    const absl::Status status = Delete(name);
-    if (absl::IsFailedPrecondition(status)) continue;  // pinned since it was listed
-    OUTLAST_RETURN_IF_ERROR(status);
-    deleted.push_back(std::move(name));
-  }
-  return deleted;
-}
-
-absl::Status Root::Pin(std::string_view checkpoint) {
-  OUTLAST_ASSIGN_OR_RETURN(const std::string folder, FolderToPin(path_, checkpoint));
-  const auto stands = [&]() -> absl::Status {
-    OUTLAST_ASSIGN_OR_RETURN(const bool deleted,
-                             Exists(fmt::format("{}/{}", folder, kDeletedFile)));
-    OUTLAST_ASSIGN_OR_RETURN(const bool committed,
-                             Exists(fmt::format("{}/{}", folder, kManifestFile)));
-    if (committed && !deleted) return absl::OkStatus();
-    return Error(absl::StatusCode::kNotFound, "pin {}: {}; a committed checkpoint wanted",
-                 checkpoint, deleted ? "its deletion has begun" : "it has no MANIFEST.json");
-  };
-  OUTLAST_RETURN_IF_ERROR(stands());
-  OUTLAST_RETURN_IF_ERROR(TouchDurably(folder, kPinnedFile));
-  absl::Status still = stands();  // see Delete
-  if (!still.ok()) RemoveFile(fmt::format("{}/{}", folder, kPinnedFile)).IgnoreError();
-  return still;
-}
-
-absl::Status Root::Unpin(std::string_view checkpoint) {
-  OUTLAST_ASSIGN_OR_RETURN(const std::string folder, FolderToPin(path_, checkpoint));
-  OUTLAST_RETURN_IF_ERROR(RemoveFile(fmt::format("{}/{}", folder, kPinnedFile)));
-  return FsyncFolder(folder);
-}
-
-absl::Status Root::WriteLatest(const Latest& latest) {
-  OUTLAST_ASSIGN_OR_RETURN(const std::string text, ToText(latest));
-  return ReplaceWhole(path_, std::string(kLatestFile), text);
-}
-
-namespace {
-
-std::vector<QuarantineEntry> ReadQuarantine(const std::string& root) {
-  // Only a hint: one that cannot be read is begun anew.
-  const auto text = ReadSmall(fmt::format("{}/{}", root, kQuarantineFile), kMaxSmallBytes);
-  if (!text.ok()) return {};
-  return ParseQuarantine(*text).value_or(std::vector<QuarantineEntry>{});
-}
-
-}  // namespace
-
-absl::Status Root::Quarantine(std::string_view checkpoint, std::string_view reason) {
-  std::vector<QuarantineEntry> entries = ReadQuarantine(path_);
-  std::erase_if(entries, [&](const auto& entry) { return entry.checkpoint == checkpoint; });
-  entries.push_back({std::string(checkpoint), std::string(reason)});
-  OUTLAST_ASSIGN_OR_RETURN(const std::string text, ToText(entries));
-  return ReplaceWhole(path_, std::string(kQuarantineFile), text);
-}
-
-absl::Status Root::ClearQuarantine(std::string_view checkpoint) {
-  std::vector<QuarantineEntry> entries = ReadQuarantine(path_);
-  if (std::erase_if(entries, [&](const auto& entry) { return entry.checkpoint == checkpoint; }) ==
-      0)
-    return absl::OkStatus();
-  OUTLAST_ASSIGN_OR_RETURN(const std::string text, ToText(entries));
-  return ReplaceWhole(path_, std::string(kQuarantineFile), text);
 }
 
 }  // namespace outlast

@@ -18,6 +18,7 @@
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
 #include "checkpoint/manifest.h"
+#include "checkpoint/owner.h"
 #include "outlast/base/clock.h"
 #include "outlast/base/id.h"
 #include "outlast/base/mutex.h"
@@ -29,22 +30,6 @@ namespace outlast {
 inline constexpr absl::Duration kBeatInterval = absl::Seconds(5);
 // Two beats: an owner whose beat stands still so long has lost its claim.
 inline constexpr absl::Duration kSilence = absl::Seconds(10);
-
-// Who holds a claim: enough to see from the same host whether it is gone.
-struct OwnerIdentity {
-  std::string host;
-  Id128 boot_id;
-  uint64_t pid_namespace = 0;  // inode of /proc/self/ns/pid
-  int64_t pid = 0;
-  uint64_t pid_start = 0;  // start time in clock ticks, field 22 of /proc/<pid>/stat
-
-  static OwnerIdentity Self();
-};
-
-enum class OwnerState : uint8_t { kUnknown, kAlive, kGone };
-// Whether the claim's owner lives, as far as this process can see: kUnknown under another boot id
-// or pid namespace.
-OwnerState StateOfOwner(const Claim& claim, const OwnerIdentity& self);
 
 // What is known of a root's newest claim.
 struct ClaimView {

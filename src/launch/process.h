@@ -12,19 +12,10 @@
 
 #include "absl/status/status.h"
 #include "absl/time/time.h"
+#include "base/proc.h"
 #include "outlast/base/fd.h"
 
 namespace outlast {
-
-struct ProcessInfo {
-  pid_t pid = 0, parent = 0, group = 0, session = 0;
-  char state = '?';          // R, S, D, T, Z ...
-  uint64_t start_ticks = 0;  // since boot: tells two processes with one pid apart
-  bool is_zombie() const { return state == 'Z' || state == 'X'; }
-};
-
-// nullopt: no such process.
-std::optional<ProcessInfo> ReadProcess(pid_t pid);
 
 // The children of `pid`, of all its threads, zombies too. A caller's own children are never missed
 // while it does not reap; those of others may be, when one of them ends meanwhile: look again.
@@ -44,9 +35,6 @@ bool CatchesSignal(pid_t pid, int signal);
 // The value of variable `name` in the environment that the process was started with; empty when
 // there is none.
 std::string EnvironmentOf(pid_t pid, const std::string& name);
-
-// Up to `limit` bytes of a file in /proc; empty when it cannot be read.
-std::string ReadProcFile(const std::string& path, size_t limit);
 
 absl::StatusOr<UniqueFd> OpenPidFd(pid_t pid);
 

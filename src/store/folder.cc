@@ -27,8 +27,10 @@ std::string ParentOf(const std::string& path) {
   return slash == 0 ? "/" : path.substr(0, slash);
 }
 
+constexpr std::string_view kTempSuffix = ".tmp";
+
 std::string TempName(const std::string& name) {
-  return fmt::format("{}.{:08x}.tmp", name, static_cast<uint32_t>(RandomU64()));
+  return fmt::format("{}.{:08x}{}", name, static_cast<uint32_t>(RandomU64()), kTempSuffix);
 }
 
 EntryKind KindOf(mode_t mode) {
@@ -222,6 +224,39 @@ absl::Status ReplaceWhole(const std::string& folder, const std::string& name,
     unlink(temp.c_str());
     return status;
   }
+  return FsyncFolder(folder);
+}
+
+absl::Status CreateWholeBesideSweepers(const std::string& folder, const std::string& name,
+                                       std::string_view text) {
+  constexpr int kTries = 8;  // the temp was swept away between its creation and its link
+  absl::Status created = CreateWhole(folder, name, text);
+  for (int i = 1; i < kTries && absl::IsNotFound(created); ++i)
+    created = CreateWhole(folder, name, text);
+  return created;
+}
+
+bool IsTempName(std::string_view name) {
+  if (!name.ends_with(kTempSuffix)) return false;
+  name.remove_suffix(kTempSuffix.size());
+  return name.size() > 9 && name[name.size() - 9] == '.' &&
+         name.substr(name.size() - 8).find_first_not_of("0123456789abcdef") ==
+             std::string_view::npos;
+}
+
+absl::Status SweepTempNames(const std::string& folder) {
+  OUTLAST_ASSIGN_OR_RETURN(const auto entries, ListFolder(folder));
+  for (const FolderEntry& entry : entries) {
+    if (entry.kind == EntryKind::kFile && IsTempName(entry.name))
+      OUTLAST_RETURN_IF_ERROR(RemoveFile(folder + "/" + entry.name));
+  }
+  return absl::OkStatus();
+}
+
+absl::Status TouchDurably(const std::string& folder, std::string_view name) {
+  const std::string path = fmt::format("{}/{}", folder, name);
+  const UniqueFd fd(open(path.c_str(), O_WRONLY | O_CREAT | O_CLOEXEC | O_NOFOLLOW, 0666));
+  if (!fd.is_open()) return FileError(errno, "create", path);
   return FsyncFolder(folder);
 }
 

@@ -79,9 +79,21 @@ absl::Status PublishByLink(const std::string& temp, const std::string& final_pat
 absl::Status CreateWhole(const std::string& folder, const std::string& name,
                          std::string_view bytes);
 
+// The same beside others who may SweepTempNames of the folder meanwhile.
+absl::Status CreateWholeBesideSweepers(const std::string& folder, const std::string& name,
+                                       std::string_view bytes);
+
 // Creates or replaces folder/name, whole or not at all: temp, fsync, rename, fsync(folder).
 absl::Status ReplaceWhole(const std::string& folder, const std::string& name,
                           std::string_view bytes);
+
+// Left by a crash in the middle of CreateWhole or ReplaceWhole: name.<8 hex>.tmp.
+bool IsTempName(std::string_view name);
+// Removes what crashes left so in `folder`.
+absl::Status SweepTempNames(const std::string& folder);
+
+// Creates folder/name, empty, if it is not there; durable when it returns.
+absl::Status TouchDurably(const std::string& folder, std::string_view name);
 
 // unlink; a name that is gone already is fine. A symlink is removed, not followed.
 absl::Status RemoveFile(const std::string& path);
