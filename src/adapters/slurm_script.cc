@@ -103,7 +103,8 @@ token=$(head -c 32 /dev/urandom | od -An -v -tx1 | tr -d ' \n')
 address=$(scontrol show node "$SLURMD_NODENAME" --oneliner | sed -n 's/.* NodeAddr=\([^ ]*\).*/\1/p')
 mkfifo "$scratch/said"
 "$tool" coordinator --job "$job" --journal "$scratch/journal" --listen "$address:$port" --nnodes "$nodes" -n "$ranks" \
-  --max-restarts "$max_restarts" --grace "$grace" --stop-within "$stop_within" --token-fd 3 3<<<"$token" >"$scratch/said" &
+  --max-restarts "$max_restarts" --last-call "$last_call" --grace "$grace" --stop-within "$stop_within" \
+  --token-fd 3 3<<<"$token" >"$scratch/said" &
 pid=$!
 read -r line <"$scratch/said"
 follow "$pid"
@@ -212,7 +213,10 @@ std::string Body(const SlurmJob& job) {
   set("max_requeues", std::to_string(job.max_requeues));
   set("grace", std::to_string(StopGrace(job.notice)));
   set("stop_within", std::to_string(StopWithin(job.notice)));
-  if (!is_one) set("port", std::to_string(job.port));
+  if (!is_one) {
+    set("last_call", fmt::format("{}", absl::ToDoubleSeconds(job.last_call)));
+    set("port", std::to_string(job.port));
+  }
   set("drain", job.drain_excluded ? "yes" : "no");
   text += fmt::format("flags={}\ncommand={}\n", ShellArray(job.run_flags), ShellArray(job.command));
   return text + kStart + (is_one ? kOneNode : kManyNodes);

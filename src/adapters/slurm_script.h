@@ -17,6 +17,7 @@
 #include <vector>
 
 #include "absl/status/statusor.h"
+#include "absl/time/time.h"
 #include "control/node_flags.h"
 
 namespace outlast {
@@ -30,7 +31,8 @@ struct SlurmJob {
   int notice = 120;                      // seconds from Slurm's warning to the end
   int max_restarts = 3;
   int max_requeues = 20;
-  int port = 0;                 // of the coordinator; 0: any that is free
+  absl::Duration last_call = absl::Seconds(5);  // for nodes besides MIN
+  int port = 0;                                 // of the coordinator; 0: any that is free
   bool drain_excluded = false;  // by scontrol, which operators alone may do; else only said
   std::vector<std::string> sbatch_options;  // more of them, each "--name" or "--name=value"
   std::vector<std::string> run_flags;       // of each agent

@@ -24,7 +24,7 @@ constexpr int kMinNotice = 20, kMaxNotice = 65535;
 
 struct Arguments {
   SlurmJob job;
-  std::string engine, nodes = "1", ranks, cpus, notice, max_restarts, max_requeues, port;
+  std::string engine, nodes = "1", ranks, cpus, notice, max_restarts, max_requeues, last_call, port;
   bool dry = false, json = false;
 };
 
@@ -57,6 +57,8 @@ void Declare(CLI::App& app, Arguments& raw) {
       ->type_name("R");
   app.add_option("--max-requeues", raw.max_requeues, "Attempts besides the first (20)")
       ->type_name("N");
+  app.add_option("--last-call", raw.last_call, "How long nodes besides MIN are waited for (5)")
+      ->type_name("S");
   app.add_option("--port", raw.port, "The coordinator's port (any that is free)")->type_name("P");
   app.add_flag("--drain-excluded", job.drain_excluded,
                "Drain a node that is found unfit (87); for operators of Slurm");
@@ -84,6 +86,7 @@ absl::Status RefuseRunFlags(const std::vector<std::string>& flags) {
       {"--token-fd", "the token that each attempt makes"},
       {"--spares", "--nnodes MIN:MAX"},
       {"--advertise", "the address by which Slurm knows the node"},
+      {"--last-call", "--last-call of outlast submit"},
       {"--grace", "--notice"},
       {"--stop-within", "--notice"}};
   for (const std::string& flag : flags) {
@@ -130,6 +133,7 @@ absl::Status Complete(Arguments& raw) {
       ReadInteger("--max-restarts", raw.max_restarts, 0, INT_MAX, job.max_restarts));
   OUTLAST_RETURN_IF_ERROR(
       ReadInteger("--max-requeues", raw.max_requeues, 0, INT_MAX, job.max_requeues));
+  OUTLAST_RETURN_IF_ERROR(ReadSeconds("--last-call", raw.last_call, job.last_call));
   OUTLAST_RETURN_IF_ERROR(ReadInteger("--port", raw.port, 1, 65535, job.port));
   std::error_code error;
   job.folder = std::filesystem::current_path(error);
