@@ -57,9 +57,13 @@ absl::StatusOr<std::string> Call(std::vector<std::string> command, const std::st
     return Error(absl::StatusCode::kUnavailable, "{}: no answer within {}", name,
                  absl::FormatDuration(kPatience));
   }
-  if (end.signal != 0 || end.code != 0)
-    return Error(absl::StatusCode::kInvalidArgument, "{}: {}", name, Words(end.output));
-  return std::move(end.output);
+  if (end.signal == 0 && end.code == 0) return std::move(end.output);
+  // A refusal is sbatch's alone: what a controller that is down says of a job is nothing.
+  const bool is_refusal = name == "sbatch" &&
+                          end.output.find("Unable to contact") == std::string::npos &&
+                          end.output.find("imed out") == std::string::npos;
+  return Error(is_refusal ? absl::StatusCode::kInvalidArgument : absl::StatusCode::kUnavailable,
+               "{}: {}", name, Words(end.output));
 }
 
 // The script in a file, for sbatch reads it before it answers.

@@ -3,11 +3,12 @@
 #include <gtest/gtest.h>
 #include <signal.h>
 
+#include <algorithm>
+#include <filesystem>
 #include <fstream>
 #include <functional>
 #include <map>
 #include <nlohmann/json.hpp>
-#include <set>
 #include <sstream>
 #include <string>
 #include <vector>
@@ -23,7 +24,6 @@ namespace outlast::testing {
 namespace {
 
 using ::testing::HasSubstr;
-using ::testing::Not;
 
 class Slurm : public ::testing::Test {
  protected:
@@ -120,6 +120,14 @@ TEST_F(Slurm, AJobOfTwoNodesIsSubmittedOnceAndRestartsAKilledWorkerInside) {
 
   EXPECT_TRUE(EndsAs("COMPLETED")) << Said();
   EXPECT_THAT(Said(), HasSubstr("ends with 0"));
+  EXPECT_EQ(cluster->JobField(id_, "Restarts"), "0");
+}
+
+TEST_F(Slurm, AJobOfOneNodeEndsWithItsOwnCodeAndIsNotRequeued) {
+  OUTLAST_SLURM_OR_SKIP(cluster);
+  ASSERT_NE(SubmitOne({"--job", "one", "--max-restarts", "0"}, {"sh", "-c", "exit 3"}), "");
+  EXPECT_TRUE(EndsAs("FAILED")) << Said();
+  EXPECT_EQ(cluster->JobField(id_, "ExitCode"), "3:0");
   EXPECT_EQ(cluster->JobField(id_, "Restarts"), "0");
 }
 
