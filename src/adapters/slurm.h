@@ -1,4 +1,5 @@
 // Slurm by its own commands (sbatch, squeue, scancel), which find the cluster and prove who asks.
+// Functions, not an interface: there is no second engine yet that would show what they share.
 #pragma once
 
 #include <optional>

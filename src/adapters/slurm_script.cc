@@ -20,7 +20,7 @@ attempt=${SLURM_RESTART_COUNT:-0}
 export OUTLAST_ATTEMPT=$SLURM_JOB_ID.$attempt
 say() { printf 'outlast: Slurm job %s, attempt %s: %s\n' "$SLURM_JOB_ID" "${OUTLAST_ATTEMPT#*.}" "$*" >&2; }
 
-scratch=$(mktemp -d) && cd -- "$folder" || { say "no folder to work in"; exit 85; }
+scratch=$(mktemp -d || mktemp -d -p /tmp) && cd -- "$folder" || { say "no folder to work in"; exit 85; }
 trap 'rm -rf "$scratch"' EXIT
 
 # Slurm's warning and scancel's TERM come here. Whoever leads has all ranks agree on a step and save it.
@@ -109,6 +109,7 @@ pid=$!
 read -r line <"$scratch/said"
 follow "$pid"
 coordinator=$address:${line##*:}
+agents=85
 if [ -n "$line" ]; then
   OUTLAST_TOKEN=$token srun --ntasks-per-node=1 --kill-on-bad-exit=0 --no-kill --wait=0 --mpi=none --cpu-bind=none --input=none \
     bash -c "$(declare -p tool job nodes ranks max_restarts grace stop_within drain coordinator); $(declare -f say excluded agent); agent \"\$@\"" \
@@ -120,10 +121,10 @@ fi
 await "$lead"
 code=$?
 # Where the coordinator was killed, or only saw the agents go, they tell why.
-case $code:${agents:-85} in
-  137:* ) code=$agents ;;
+case $code:$agents in
+  137:*) code=$agents ;;
   8[014]:0 | 8[014]:8[01467] | 8[014]:129 | 8[014]:13[07] | 8[014]:143) ;;
-  8[014]:*) code=${agents:-85} ;;
+  8[014]:*) code=$agents ;;
 esac
 finish "$code"
 )bash";

@@ -30,7 +30,7 @@ struct SlurmJob {
   int cpus_per_node = 0;                 // 0: whole nodes
   int notice = 120;                      // seconds from Slurm's warning to the end
   int max_restarts = 3;
-  int max_requeues = 20;
+  int max_requeues = 200;
   absl::Duration last_call = absl::Seconds(5);  // for nodes besides MIN
   int port = 0;                                 // of the coordinator; 0: any that is free
   bool drain_excluded = false;  // by scontrol, which operators alone may do; else only said

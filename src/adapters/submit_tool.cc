@@ -55,7 +55,7 @@ void Declare(CLI::App& app, Arguments& raw) {
   app.add_option("--max-restarts", raw.max_restarts,
                  "Restarts since the last committed step, in an attempt (3)")
       ->type_name("R");
-  app.add_option("--max-requeues", raw.max_requeues, "Attempts besides the first (20)")
+  app.add_option("--max-requeues", raw.max_requeues, "Attempts besides the first (200)")
       ->type_name("N");
   app.add_option("--last-call", raw.last_call, "How long nodes besides MIN are waited for (5)")
       ->type_name("S");

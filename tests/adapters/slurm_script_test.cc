@@ -80,7 +80,7 @@ TEST(RenderSlurm, StatesTheWholeRequest) {
                                           "nodes=2:3\n"
                                           "ranks=8\n"
                                           "max_restarts=3\n"
-                                          "max_requeues=20\n"
+                                          "max_requeues=200\n"
                                           "grace=72\n"
                                           "stop_within=108\n"
                                           "last_call=5\n"
