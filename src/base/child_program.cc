@@ -20,7 +20,6 @@
 namespace outlast {
 namespace {
 
-constexpr size_t kKeptOutput = 8 << 10;
 constexpr size_t kMaxLine = 1 << 10;
 constexpr int kNotStarted = 127;
 
@@ -130,23 +129,29 @@ std::string LastLine(std::string_view output) {
   return "";
 }
 
+// The end of what a program writes.
+struct Kept {
+  size_t wanted;  // bytes
+  std::string text;
+};
+
 // Reads what is there, of a program that prints for ever a part; false at the end of the output.
-bool Drain(int fd, std::string& kept) {
+bool Drain(int fd, Kept& kept) {
   char buffer[4096];
   for (int reads = 0; reads < 64;) {
     const ssize_t count = read(fd, buffer, sizeof buffer);
     if (count < 0 && errno == EINTR) continue;
     if (count < 0) return true;
     if (count == 0) return false;
-    kept.append(buffer, static_cast<size_t>(count));
-    if (kept.size() > 2 * kKeptOutput) kept.erase(0, kept.size() - kKeptOutput);
+    kept.text.append(buffer, static_cast<size_t>(count));
+    if (kept.text.size() > 2 * kept.wanted) kept.text.erase(0, kept.text.size() - kept.wanted);
     ++reads;
   }
   return true;
 }
 
 // Follows the child's output until it has ended; true: the deadline came first.
-bool FollowUntil(int64_t deadline_ns, int output, int child, std::string& kept) {
+bool FollowUntil(int64_t deadline_ns, int output, int child, Kept& kept) {
   pollfd watched[] = {{child, POLLIN, 0}, {output, POLLIN, 0}};
   while (true) {
     int wait_ms = -1;
@@ -186,7 +191,7 @@ absl::StatusOr<ProgramEnd> RunProgram(const ProgramCall& call) {
   input.Reset();
   const UniqueFd child(static_cast<int>(syscall(SYS_pidfd_open, pid, 0)));
   ProgramEnd end;
-  std::string kept;
+  Kept kept{call.keep_output, {}};
   const bool watched = child.is_open();
   const int error = errno;
   if (watched) end.timed_out = FollowUntil(deadline_ns, output.get(), child.get(), kept);
@@ -200,7 +205,8 @@ absl::StatusOr<ProgramEnd> RunProgram(const ProgramCall& call) {
   Drain(output.get(), kept);
   end.code = WIFEXITED(status) ? WEXITSTATUS(status) : 0;
   end.signal = WIFSIGNALED(status) ? WTERMSIG(status) : 0;
-  end.last_line = LastLine(kept);
+  end.last_line = LastLine(kept.text);
+  end.output = std::move(kept.text);
   return end;
 }
 

@@ -1,6 +1,7 @@
 // Runs another program to its end, or to a deadline.
 #pragma once
 
+#include <cstddef>
 #include <string>
 #include <utility>
 #include <vector>
@@ -15,6 +16,7 @@ struct ProgramCall {
   std::string folder;                // where it runs; empty: where we do
   std::vector<std::pair<std::string, std::string>> environment;  // besides our own
   absl::Duration deadline = absl::InfiniteDuration();
+  size_t keep_output = 8 << 10;  // bytes: at least so much of its end is kept
 };
 
 struct ProgramEnd {
@@ -22,6 +24,7 @@ struct ProgramEnd {
   int signal = 0;          // that ended it; 0: none
   bool timed_out = false;  // it was killed at the deadline
   std::string last_line;   // of its output and errors that is not blank; UTF-8, at most 1 KiB
+  std::string output;      // the end of its output and errors, as it was written
 };
 
 // The program has no input, and a process group of its own, all of which is killed when it ends, at

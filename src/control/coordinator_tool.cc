@@ -25,7 +25,7 @@ struct Arguments {
   CoordinatorHostOptions host;
   std::string nodes = "1", slots, max_restarts;
   TrustFlags trust;
-  std::string last_call, join, serve_late;
+  std::string last_call, join, serve_late, grace, stop_within;
 };
 
 void Declare(CLI::App& app, Arguments& raw) {
@@ -47,6 +47,8 @@ void Declare(CLI::App& app, Arguments& raw) {
       ->type_name("SECONDS");
   app.add_option("--join-timeout", raw.join, "How long MIN nodes are waited for (600)")
       ->type_name("SECONDS");
+  app.add_option("--grace", raw.grace, "SIGTERM to SIGKILL in a stop (15)")->type_name("SECONDS");
+  app.add_option("--stop-within", raw.stop_within, "A stop in all (25)")->type_name("SECONDS");
   app.add_option("--serve-late", raw.serve_late,
                  "How long late agents are told the end, or until a signal (30)")
       ->type_name("SECONDS");
@@ -70,6 +72,9 @@ absl::Status Complete(Arguments& raw) {
   elastic.membership.max_world = nodes.max * slots;
   OUTLAST_RETURN_IF_ERROR(ReadSeconds("--last-call", raw.last_call, elastic.last_call));
   OUTLAST_RETURN_IF_ERROR(ReadSeconds("--join-timeout", raw.join, elastic.join));
+  OUTLAST_RETURN_IF_ERROR(ReadSeconds("--grace", raw.grace, elastic.budget.grace));
+  OUTLAST_RETURN_IF_ERROR(
+      ReadSeconds("--stop-within", raw.stop_within, elastic.budget.stop_within));
   OUTLAST_RETURN_IF_ERROR(ReadSeconds("--serve-late", raw.serve_late, raw.host.serve_late));
   OUTLAST_ASSIGN_OR_RETURN(Trust trust, ReadTrust(raw.trust));
   raw.host.token = std::move(trust.token);

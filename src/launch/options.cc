@@ -350,6 +350,7 @@ std::string ToolHelp() {
          "  report       where the time of a run went, and what it trained\n"
          "  ckpt         list, verify, compare, copy, export and import checkpoints\n"
          "  coordinator  lead a job of several nodes, as a process of its own\n"
+         "  submit       send a job to Slurm\n"
          "\n"
          "Each has its own --help. Example:\n"
          "  outlast run -n 4 -- ./trainer --steps 1000\n";

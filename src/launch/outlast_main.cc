@@ -9,6 +9,7 @@
 #include <string>
 #include <vector>
 
+#include "adapters/submit_tool.h"
 #include "base/error.h"
 #include "checkpoint/ckpt_tool.h"
 #include "control/coordinator_tool.h"
@@ -101,6 +102,7 @@ int Main(const std::vector<std::string>& arguments) {
   if (command == "status") return Shown(RunStatusTool(rest, std::cout, std::cerr));
   if (command == "top") return Shown(RunTopTool(rest, std::cout, std::cerr));
   if (command == "coordinator") return Shown(RunCoordinatorTool(rest, std::cout, std::cerr));
+  if (command == "submit") return Shown(RunSubmitTool(rest, std::cout, std::cerr));
   if (command == "report") return Shown(RunReportTool(rest, std::cout, std::cerr));
   if (command == "ckpt") {
     const auto plugins = MakePlugins();

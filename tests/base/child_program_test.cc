@@ -27,6 +27,17 @@ TEST(RunProgram, TellsExitCodeAndLastLine) {
   EXPECT_EQ(end.last_line, "two");
 }
 
+TEST(RunProgram, KeepsAsMuchOfTheOutputAsIsWanted) {
+  ProgramCall call = Shell("seq 20000; echo end");
+  call.keep_output = 1 << 20;
+  EXPECT_EQ(RunProgram(call)->output.size(), 108'894u + 4);  // "1" to "20000", and "end"
+  call.keep_output = 1 << 10;
+  const std::string output = RunProgram(call)->output;
+  EXPECT_GE(output.size(), 1024u);
+  EXPECT_LE(output.size(), 2048u);
+  EXPECT_EQ(output.substr(output.size() - 5), "\nend\n");
+}
+
 TEST(RunProgram, TellsTheSignalThatEndedIt) {
   EXPECT_EQ(RunProgram(Shell("kill -ABRT $$"))->signal, SIGABRT);
 }
