@@ -279,7 +279,7 @@ void EtcdSeat::Work::Loop() {
 
 // Until it leads. Null: it is to stop, or it has ended.
 std::shared_ptr<Tenure> EtcdSeat::Work::Campaign() {
-  const absl::Duration poll = std::min(options_.lease / 5, absl::Seconds(1));
+  const absl::Duration poll = std::min(options_.lease / 10, absl::Seconds(1));
   followed_.clear();
   while (!is_stopping()) {
     const std::optional<Look> look = LookAtKeys();
