@@ -1,4 +1,4 @@
-# liboutlast-grpc.so: the streams between nodes (src/control/grpc), loaded by the tool when several nodes
+# liboutlast-grpc.so: the streams between nodes (src/control/grpc) and the client of etcd (src/adapters/etcd), loaded by the tool when several nodes
 # are asked for. Without gRPC it is not built, and such jobs are refused.
 #
 # Plain library files rather than gRPC's CMake package: that one shares Abseil's targets, which may
@@ -31,20 +31,26 @@ function(outlast_grpc_transport)
     message(STATUS "gRPC is missing (libgrpc++-dev, protobuf-compiler-grpc): jobs of several nodes are refused")
     return()
   endif()
-  set(proto "${PROJECT_SOURCE_DIR}/src/control/grpc/control.proto")
   set(out "${PROJECT_BINARY_DIR}/control_proto")
   file(MAKE_DIRECTORY "${out}")
-  set(generated "${out}/control.pb.cc" "${out}/control.grpc.pb.cc")
-  add_custom_command(
-    OUTPUT ${generated} "${out}/control.pb.h" "${out}/control.grpc.pb.h"
-    COMMAND "${OUTLAST_PROTOC}" "--proto_path=${PROJECT_SOURCE_DIR}/src/control/grpc" "--cpp_out=${out}"
-            "--grpc_out=${out}" "--plugin=protoc-gen-grpc=${OUTLAST_GRPC_PLUGIN}" "${proto}"
-    DEPENDS "${proto}" VERBATIM)
+  set(generated)
+  foreach(proto IN ITEMS "${PROJECT_SOURCE_DIR}/src/control/grpc/control.proto"
+                         "${PROJECT_SOURCE_DIR}/src/adapters/etcd/etcd.proto")
+    get_filename_component(folder "${proto}" DIRECTORY)
+    get_filename_component(stem "${proto}" NAME_WE)
+    add_custom_command(
+      OUTPUT "${out}/${stem}.pb.cc" "${out}/${stem}.grpc.pb.cc" "${out}/${stem}.pb.h" "${out}/${stem}.grpc.pb.h"
+      COMMAND "${OUTLAST_PROTOC}" "--proto_path=${folder}" "--cpp_out=${out}" "--grpc_out=${out}"
+              "--plugin=protoc-gen-grpc=${OUTLAST_GRPC_PLUGIN}" "${proto}"
+      DEPENDS "${proto}" VERBATIM)
+    list(APPEND generated "${out}/${stem}.pb.cc" "${out}/${stem}.grpc.pb.cc")
+  endforeach()
   # Warnings of what was generated are not ours. Nor are races: under a thread sanitizer the library that
   # reads and writes these messages is not instrumented, so what it orders is not seen.
   set_source_files_properties(${generated} PROPERTIES COMPILE_OPTIONS "-w;-fno-sanitize=thread")
 
-  add_library(outlast_grpc MODULE src/control/grpc/grpc_transport.cc src/control/grpc/proto_frames.cc ${generated})
+  add_library(outlast_grpc MODULE src/control/grpc/grpc_transport.cc src/control/grpc/proto_frames.cc
+              src/adapters/etcd/etcd_client.cc ${generated})
   set_target_properties(outlast_grpc PROPERTIES OUTPUT_NAME outlast-grpc CXX_VISIBILITY_PRESET hidden
                         VISIBILITY_INLINES_HIDDEN ON)
   target_include_directories(outlast_grpc PRIVATE src include)

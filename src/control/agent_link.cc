@@ -40,7 +40,12 @@ class AgentLink final : public CoordinatorLink {
       if (alive.lock() != nullptr && attempt == attempt_) work();
     });
   }
-  void Resolved(const absl::StatusOr<std::vector<std::string>>& addresses);
+  struct Place {
+    HostPort endpoint;
+    std::vector<std::string> addresses;
+  };
+  absl::StatusOr<Place> Locate() const;
+  void Located(const absl::StatusOr<Place>& place);
   void TryAddress();
   void Hear(const control::CoordinatorFrame& frame);
   void Hear(const control::Challenge& challenge);
@@ -67,7 +72,7 @@ class AgentLink final : public CoordinatorLink {
   EventLoop& loop_;
   control::Transport& transport_;
   const AgentLinkOptions options_;
-  const HostPort endpoint_;
+  HostPort endpoint_;  // where it was last
   Ears ears_;
   const std::shared_ptr<int> alive_ = std::make_shared<int>();
 
@@ -90,20 +95,33 @@ void AgentLink::Open() {
   Forget();
   tried_.clear();
   next_ = 0;
-  if (NumericAddress(endpoint_).ok()) {
-    Post(attempt_, [this] { Resolved(std::vector<std::string>{endpoint_.host}); });
+  if (!options_.find && NumericAddress(endpoint_).ok()) {
+    Post(attempt_, [this] { Located(Place{endpoint_, {endpoint_.host}}); });
     return;
   }
   if (resolver_ == nullptr) resolver_ = std::make_unique<SerialThread>("outlast-resolve");
   resolver_->Post([this, attempt = attempt_] {
-    auto addresses = ResolveHost(endpoint_.host);
-    Post(attempt, [this, addresses = std::move(addresses)] { Resolved(addresses); });
+    auto place = Locate();
+    Post(attempt, [this, place = std::move(place)] { Located(place); });
   });
 }
 
-void AgentLink::Resolved(const absl::StatusOr<std::vector<std::string>>& addresses) {
-  if (!addresses.ok()) return Down(std::string(MessageOf(addresses.status())));
-  addresses_ = *addresses;
+// On the resolver's thread.
+absl::StatusOr<AgentLink::Place> AgentLink::Locate() const {
+  Place place;
+  std::string where = options_.coordinator;
+  if (options_.find) {
+    OUTLAST_ASSIGN_OR_RETURN(where, options_.find());
+  }
+  OUTLAST_ASSIGN_OR_RETURN(place.endpoint, HostPort::Parse(where));
+  OUTLAST_ASSIGN_OR_RETURN(place.addresses, ResolveHost(place.endpoint.host));
+  return place;
+}
+
+void AgentLink::Located(const absl::StatusOr<Place>& place) {
+  if (!place.ok()) return Down(std::string(MessageOf(place.status())));
+  endpoint_ = place->endpoint;
+  addresses_ = place->addresses;
   TryAddress();
 }
 
@@ -181,6 +199,8 @@ void AgentLink::Hello(const control::Hello& hello) {
 absl::StatusOr<std::unique_ptr<CoordinatorLink>> MakeAgentLink(EventLoop& loop,
                                                                control::Transport& transport,
                                                                AgentLinkOptions options) {
+  if (options.find)
+    return std::make_unique<AgentLink>(loop, transport, std::move(options), HostPort());
   auto endpoint = HostPort::Parse(options.coordinator);
   if (!endpoint.ok()) return Annotate(endpoint.status(), "coordinator");
   return std::make_unique<AgentLink>(loop, transport, std::move(options), *std::move(endpoint));

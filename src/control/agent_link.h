@@ -2,6 +2,7 @@
 // and does the handshake (control.proto draws it).
 #pragma once
 
+#include <functional>
 #include <memory>
 #include <string>
 
@@ -15,6 +16,8 @@ namespace outlast {
 
 struct AgentLinkOptions {
   std::string coordinator;  // HOST:PORT
+  // Asked instead where it is, before each attempt, on a thread of its own. It may move.
+  std::function<absl::StatusOr<std::string>()> find;
   std::string job, node;
   JobToken token;
   control::Certificates certificates;
@@ -28,7 +31,7 @@ struct AgentLinkOptions {
 // that has none while this agent has, or that speaks another protocol: the answer to Hello is then
 // a Refused (kNever) that names it, and nothing that it says is passed on. on_down names each
 // address that was tried and what came of it. Destruction waits until what was sent is off the
-// wire, at most two seconds (and for a name server that is being asked).
+// wire, at most two seconds (and for a name server, or `find`, that is being asked).
 absl::StatusOr<std::unique_ptr<CoordinatorLink>> MakeAgentLink(EventLoop& loop,
                                                                control::Transport& transport,
                                                                AgentLinkOptions options);

@@ -32,13 +32,14 @@ bool MayListen(const CoordinatorHostOptions& options, const std::string& address
 // All but Start and the end is on its own thread.
 class CoordinatorHost::Work {
  public:
-  Work(EventLoop& caller, CoordinatorHostOptions options, Ears ears, JournalFile journal,
-       std::unique_ptr<EventLoop> loop)
+  Work(EventLoop& caller, CoordinatorHostOptions options, Ears ears,
+       std::unique_ptr<CoordinatorJournal> journal, std::unique_ptr<EventLoop> loop)
       : caller_(caller),
         options_(std::move(options)),
         ears_(std::move(ears)),
         journal_(std::move(journal)),
-        coordinator_(options_.elastic, journal_.state(), Id128::Random()),
+        coordinator_(options_.elastic, journal_->state(), Id128::Random(),
+                     journal_->least_incarnation()),
         loop_(std::move(loop)) {}
 
   absl::Status Start(control::Transport& transport);
@@ -68,6 +69,9 @@ class CoordinatorHost::Work {
   void Close(uint64_t id, const std::string& reason);
 
   void Step(const CoordinatorEvent& event);
+  // The machine's time stands still while its journal is written: what agents said meanwhile is not
+  // heard yet, so that nobody is lost for the silence of a slow disk or store.
+  absl::Duration Now() const { return Clock::Real().Uptime() - stood_still_; }
   bool Do(const AppendJournal& append);
   bool Do(const SendToAgent& send);
   bool Do(const CloseStream& close);
@@ -93,10 +97,11 @@ class CoordinatorHost::Work {
   std::shared_ptr<int> alive_ = std::make_shared<int>();
   std::string address_;
 
-  JournalFile journal_;
+  std::unique_ptr<CoordinatorJournal> journal_;
   Coordinator coordinator_;
   std::unordered_map<uint64_t, Stream> streams_;
   EventLoop::TimerId timer_ = 0;
+  absl::Duration stood_still_;
   bool is_over_ = false;
   bool any_greeted_ = false;       // somebody may come back and ask
   bool awaits_farewells_ = false;  // the job has ended, and all that it had were told
@@ -144,7 +149,7 @@ absl::Status CoordinatorHost::Work::Start(control::Transport& transport) {
     loop_->Run();
   });
   loop_->Post([this] {
-    if (!journal_.torn().empty()) Line("the journal's torn tail was cut: " + journal_.torn());
+    if (!journal_->torn().empty()) Line("the journal's torn tail was cut: " + journal_->torn());
     const bool had_ended = coordinator_.state().ended.has_value();
     Step(StartEvent{});
     if (!had_ended) return;
@@ -265,14 +270,16 @@ void CoordinatorHost::Work::Refuse(uint64_t id, const Stream& stream, const std:
 
 void CoordinatorHost::Work::Step(const CoordinatorEvent& event) {
   if (is_over_) return;
-  for (const CoordinatorAction& action : coordinator_.Step(event, Clock::Real().Uptime())) {
+  for (const CoordinatorAction& action : coordinator_.Step(event, Now())) {
     if (!std::visit([this](const auto& typed) { return Do(typed); }, action)) return;
   }
 }
 
 // False: the rest of the actions is not to be done.
 bool CoordinatorHost::Work::Do(const AppendJournal& append) {
-  const absl::Status done = journal_.Append(append.bytes);
+  const absl::Duration begun = Clock::Real().Uptime();
+  const absl::Status done = journal_->Append(append.bytes);
+  stood_still_ += Clock::Real().Uptime() - begun;
   if (done.ok()) return true;
   Step(JournalRefused{std::string(MessageOf(done))});
   return false;
@@ -295,7 +302,7 @@ bool CoordinatorHost::Work::Do(const CloseStream& close) {
 
 bool CoordinatorHost::Work::Do(const ArmTimer& arm) {
   loop_->Cancel(timer_);
-  timer_ = loop_->RunAt(arm.at, [this, id = arm.timer] { Step(TimerFired{id}); });
+  timer_ = loop_->RunAt(arm.at + stood_still_, [this, id = arm.timer] { Step(TimerFired{id}); });
   return true;
 }
 
@@ -350,6 +357,14 @@ absl::StatusOr<std::unique_ptr<CoordinatorHost>> CoordinatorHost::Start(
   OUTLAST_RETURN_IF_ERROR(CheckDeadlines(options.elastic));
   OUTLAST_ASSIGN_OR_RETURN(JournalFile journal,
                            JournalFile::Open(options.journal, options.elastic.job));
+  return Start(caller, transport, std::move(options), std::move(ears),
+               std::make_unique<JournalFile>(std::move(journal)));
+}
+
+absl::StatusOr<std::unique_ptr<CoordinatorHost>> CoordinatorHost::Start(
+    EventLoop& caller, control::Transport& transport, CoordinatorHostOptions options, Ears ears,
+    std::unique_ptr<CoordinatorJournal> journal) {
+  OUTLAST_RETURN_IF_ERROR(CheckDeadlines(options.elastic));
   OUTLAST_ASSIGN_OR_RETURN(std::unique_ptr<EventLoop> loop, EventLoop::Make());
   auto work = std::make_unique<Work>(caller, std::move(options), std::move(ears),
                                      std::move(journal), std::move(loop));

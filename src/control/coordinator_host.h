@@ -12,6 +12,7 @@
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
 #include "base/event_loop.h"
+#include "control/coordinator_journal.h"
 #include "control/token.h"
 #include "control/transport.h"
 #include "outlast/elastic/actions.h"
@@ -59,6 +60,10 @@ class CoordinatorHost {
                                                                 control::Transport& transport,
                                                                 CoordinatorHostOptions options,
                                                                 Ears ears);
+  // The same on a journal that is open already; `options.journal` is not used.
+  static absl::StatusOr<std::unique_ptr<CoordinatorHost>> Start(
+      EventLoop& caller, control::Transport& transport, CoordinatorHostOptions options, Ears ears,
+      std::unique_ptr<CoordinatorJournal> journal);
   // Ends all streams; what was sent leaves first, for at most about a second.
   ~CoordinatorHost();
 

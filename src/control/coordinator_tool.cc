@@ -11,7 +11,10 @@
 
 #include "base/error.h"
 #include "base/flag_values.h"
+#include "base/socket.h"
 #include "control/coordinator_host.h"
+#include "control/etcd_coordinator.h"
+#include "control/etcd_keys.h"
 #include "control/load_transport.h"
 #include "control/node_flags.h"
 #include "outlast/elastic/exit_code.h"
@@ -23,9 +26,11 @@ constexpr int kStopSignals[] = {SIGTERM, SIGINT, SIGHUP, SIGUSR1, SIGUSR2};
 
 struct Arguments {
   CoordinatorHostOptions host;
+  EtcdSeatOptions seat;
   std::string nodes = "1", slots, max_restarts;
   TrustFlags trust;
   std::string last_call, join, serve_late, grace, stop_within;
+  std::string etcd, lease;
 };
 
 void Declare(CLI::App& app, Arguments& raw) {
@@ -33,8 +38,14 @@ void Declare(CLI::App& app, Arguments& raw) {
   app.add_option("--journal", raw.host.journal,
                  "Folder of the journal; the same one again goes on with the job, until that has "
                  "ended")
-      ->required()
       ->type_name("FOLDER");
+  app.add_option("--etcd", raw.etcd,
+                 "Instead of --journal: keeps it in etcd, which lets one of the job's coordinators "
+                 "lead while the others stand by")
+      ->type_name("HOST:PORT,...");
+  app.add_option("--lease", raw.lease,
+                 "With --etcd: a leader that is silent for so long has lost the job (10)")
+      ->type_name("SECONDS");
   app.add_option("--listen", raw.host.listen, "Where; port 0: any (127.0.0.1:0)")
       ->type_name("HOST:PORT");
   app.add_option("--nnodes", raw.nodes, "Nodes that the job has (1)")->type_name("N|MIN:MAX");
@@ -55,14 +66,38 @@ void Declare(CLI::App& app, Arguments& raw) {
   app.footer(
       "Example:\n"
       "  outlast coordinator --job j7 --nnodes 2:4 -n 8 --listen 10.0.0.1:29400 --token-file token "
-      "--journal j7.journal");
+      "--journal j7.journal\n"
+      "  outlast coordinator --job j7 --nnodes 2:4 -n 8 --listen 10.0.0.1:29400 --token-file token "
+      "--etcd 10.0.0.7:2379,10.0.0.8:2379,10.0.0.9:2379");
+}
+
+absl::Status CompleteJournal(Arguments& raw) {
+  if (raw.etcd.empty()) {
+    if (!raw.lease.empty()) {
+      return Error(absl::StatusCode::kInvalidArgument, "--lease '{}' without --etcd", raw.lease);
+    }
+    if (raw.host.journal.empty()) return RefuseValue("--journal", "", "a folder, or --etcd,");
+    return absl::OkStatus();
+  }
+  if (!raw.host.journal.empty()) {
+    return Error(absl::StatusCode::kInvalidArgument, "--journal '{}' and --etcd '{}': one wanted",
+                 raw.host.journal, raw.etcd);
+  }
+  OUTLAST_RETURN_IF_ERROR(ParseEtcdEndpoints(raw.etcd).status());
+  int lease = 0;
+  OUTLAST_RETURN_IF_ERROR(ReadInteger("--lease", raw.lease, 2, 3600, lease));
+  if (lease != 0) raw.seat.lease = absl::Seconds(lease);
+  OUTLAST_ASSIGN_OR_RETURN(const HostPort listen, HostPort::Parse(raw.host.listen));
+  if (listen.host == "0.0.0.0" || listen.host == "::")
+    return RefuseValue("--listen", raw.host.listen, "with --etcd an address that agents reach");
+  return absl::OkStatus();
 }
 
 absl::Status Complete(Arguments& raw) {
   ElasticOptions& elastic = raw.host.elastic;
   if (elastic.job.empty()) return RefuseValue("--job", "", "the job's id");
   OUTLAST_RETURN_IF_ERROR(CheckJobId(elastic.job));
-  if (raw.host.journal.empty()) return RefuseValue("--journal", "", "a folder");
+  OUTLAST_RETURN_IF_ERROR(CompleteJournal(raw));
   int slots = 1;
   OUTLAST_RETURN_IF_ERROR(ReadInteger("-n", raw.slots, 1, 1 << 16, slots));
   OUTLAST_RETURN_IF_ERROR(
@@ -137,6 +172,25 @@ absl::StatusOr<int> Serve(CoordinatorHostOptions options, std::ostream& out, std
   return code;
 }
 
+// One of several coordinators of the job.
+absl::StatusOr<int> ServeInTurn(Arguments raw, std::ostream& out, std::ostream& err) {
+  OUTLAST_ASSIGN_OR_RETURN(const UniqueFd signals, TakeSignals());
+  OUTLAST_ASSIGN_OR_RETURN(control::Transport * transport, control::LoadTransport());
+  OUTLAST_ASSIGN_OR_RETURN(const std::vector<std::string> servers, ParseEtcdEndpoints(raw.etcd));
+  OUTLAST_ASSIGN_OR_RETURN(std::shared_ptr<control::EtcdClient> client, control::LoadEtcd(servers));
+  OUTLAST_ASSIGN_OR_RETURN(const std::unique_ptr<EventLoop> loop, EventLoop::Make());
+  RaiseDescriptorLimit();
+  EtcdCoordinator coordinator(*loop, *transport, std::move(client), std::move(raw.host),
+                              std::move(raw.seat), out, err);
+  OUTLAST_RETURN_IF_ERROR(loop->Watch(signals.get(), [&] {
+    signalfd_siginfo taken{};
+    while (read(signals.get(), &taken, sizeof(taken)) == sizeof(taken))
+      coordinator.Signal(static_cast<int>(taken.ssi_signo));
+  }));
+  loop->Run();
+  return coordinator.code();
+}
+
 }  // namespace
 
 int RunCoordinatorTool(const std::vector<std::string>& arguments, std::ostream& out,
@@ -156,7 +210,8 @@ int RunCoordinatorTool(const std::vector<std::string>& arguments, std::ostream& 
   }
   absl::StatusOr<int> code = refused;
   if (const absl::Status fits = Complete(raw); fits.ok()) {
-    code = Serve(std::move(raw.host), out, err);
+    code = raw.etcd.empty() ? Serve(std::move(raw.host), out, err)
+                            : ServeInTurn(std::move(raw), out, err);
   } else {
     code = fits;
   }

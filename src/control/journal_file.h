@@ -8,6 +8,7 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "control/coordinator_journal.h"
 #include "outlast/base/fd.h"
 #include "outlast/elastic/journal.h"
 
@@ -15,7 +16,7 @@ namespace outlast {
 
 // FOLDER/coordinator.journal, and FOLDER/coordinator.lock, which names the job and is locked while
 // this lives: by the open file, so a coordinator that was killed holds nothing.
-class JournalFile {
+class JournalFile final : public CoordinatorJournal {
  public:
   // Makes the folder if it is not there, and cuts a torn tail, which is added to
   // FOLDER/coordinator.journal.cut. kAlreadyExists: another coordinator has it; named.
@@ -23,14 +24,12 @@ class JournalFile {
   // file system's.
   static absl::StatusOr<JournalFile> Open(const std::string& folder, const std::string& job);
 
-  // What it held when it was opened.
-  const CoordinatorState& state() const { return content_.state; }
-  // What was cut off, for people; empty: nothing.
-  const std::string& torn() const { return content_.torn; }
-
+  const CoordinatorState& state() const override { return content_.state; }
+  const std::string& torn() const override { return content_.torn; }
+  uint64_t least_incarnation() const override { return 1; }
   // On disk when it returns. kAborted: somebody else has written to the file, or it is another file
-  // by now. After an error nothing may be appended any more.
-  absl::Status Append(std::string_view bytes);
+  // by now.
+  absl::Status Append(std::string_view bytes) override;
 
  private:
   JournalFile() = default;

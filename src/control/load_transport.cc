@@ -26,21 +26,26 @@ std::vector<std::filesystem::path> Places() {
           above / "lib" / kModule};
 }
 
-absl::StatusOr<Transport*> Load(const std::filesystem::path& file) {
-  const auto refuse = [&](std::string_view why) {
-    return Error(absl::StatusCode::kFailedPrecondition, "{}: {}", file.string(), why);
-  };
-  void* const module = dlopen(file.c_str(), RTLD_NOW | RTLD_LOCAL | RTLD_NODELETE);
-  if (module == nullptr) return refuse(dlerror());
-  const auto entry = reinterpret_cast<TransportEntry>(dlsym(module, kTransportEntry));
-  Transport* const transport = entry != nullptr ? entry(kTransportAbi) : nullptr;
-  if (transport == nullptr) return refuse("it belongs to another build of outlast");
-  return transport;
+absl::Status Refuse(const std::filesystem::path& file, std::string_view why) {
+  return Error(absl::StatusCode::kFailedPrecondition, "{}: {}", file.string(), why);
 }
 
-}  // namespace
+struct Module {
+  std::filesystem::path file;
+  void* handle = nullptr;
 
-absl::StatusOr<Transport*> LoadTransport() {
+  absl::Status OfAnotherBuild() const {
+    return Refuse(file, "it belongs to another build of outlast");
+  }
+};
+
+absl::StatusOr<Module> Load(const std::filesystem::path& file) {
+  void* const module = dlopen(file.c_str(), RTLD_NOW | RTLD_LOCAL | RTLD_NODELETE);
+  if (module == nullptr) return Refuse(file, dlerror());
+  return Module{file, module};
+}
+
+absl::StatusOr<Module> Find() {
   std::string looked_for;
   for (const std::filesystem::path& file : Places()) {
     std::error_code ignored;
@@ -52,6 +57,26 @@ absl::StatusOr<Transport*> LoadTransport() {
                "several nodes need {}, which is not there (it is built where gRPC is installed: "
                "libgrpc++-dev, protobuf-compiler-grpc); looked for {}",
                kModule, looked_for);
+}
+
+}  // namespace
+
+absl::StatusOr<Transport*> LoadTransport() {
+  OUTLAST_ASSIGN_OR_RETURN(const Module module, Find());
+  const auto entry = reinterpret_cast<TransportEntry>(dlsym(module.handle, kTransportEntry));
+  Transport* const transport = entry != nullptr ? entry(kTransportAbi) : nullptr;
+  if (transport == nullptr) return module.OfAnotherBuild();
+  return transport;
+}
+
+absl::StatusOr<std::shared_ptr<EtcdClient>> LoadEtcd(const std::vector<std::string>& endpoints) {
+  OUTLAST_ASSIGN_OR_RETURN(const Module module, Find());
+  // The transport quiets gRPC's log and holds its queue, for the life of the process.
+  OUTLAST_RETURN_IF_ERROR(LoadTransport().status());
+  const auto entry = reinterpret_cast<EtcdEntry>(dlsym(module.handle, kEtcdEntry));
+  std::shared_ptr<EtcdClient> client(entry != nullptr ? entry(kEtcdAbi, endpoints) : nullptr);
+  if (client == nullptr) return module.OfAnotherBuild();
+  return client;
 }
 
 }  // namespace outlast::control

@@ -1,7 +1,12 @@
 // Finds the module that speaks gRPC.
 #pragma once
 
+#include <memory>
+#include <string>
+#include <vector>
+
 #include "absl/status/statusor.h"
+#include "control/etcd.h"
 #include "control/transport.h"
 
 namespace outlast::control {
@@ -12,5 +17,7 @@ namespace outlast::control {
 // kNotFound: where it was looked for. kFailedPrecondition: it is of another build, or does not
 // load.
 absl::StatusOr<Transport*> LoadTransport();
+// A client of etcd, from the same module; nothing is sent yet. Errors as above.
+absl::StatusOr<std::shared_ptr<EtcdClient>> LoadEtcd(const std::vector<std::string>& endpoints);
 
 }  // namespace outlast::control

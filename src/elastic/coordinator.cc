@@ -17,8 +17,12 @@ constexpr uint64_t kTimer = 1;
 
 }  // namespace
 
-Coordinator::Coordinator(ElasticOptions options, CoordinatorState state, const Id128& run_id)
-    : options_(std::move(options)), state_(std::move(state)), run_id_(run_id) {}
+Coordinator::Coordinator(ElasticOptions options, CoordinatorState state, const Id128& run_id,
+                         uint64_t least_incarnation)
+    : options_(std::move(options)),
+      state_(std::move(state)),
+      run_id_(run_id),
+      least_incarnation_(least_incarnation) {}
 
 int Coordinator::absent() const {
   return static_cast<int>(std::count_if(
@@ -48,7 +52,8 @@ void Coordinator::On(const StartEvent&) {
   started_ = now_;
   job_base_ = state_.job_time;
   const bool is_new = state_.incarnation == 0;
-  Append(StartedRecord{is_new ? run_id_ : state_.run_id, state_.incarnation + 1});
+  Append(StartedRecord{is_new ? run_id_ : state_.run_id,
+                       std::max(state_.incarnation + 1, least_incarnation_)});
   join_due_ = now_ + options_.join;
   plain_.assign(static_cast<size_t>(state_.commit.map.world), false);
   for (const int rank : state_.commit.plain) plain_[static_cast<size_t>(rank)] = true;

@@ -10,6 +10,7 @@
 #include "base/error.h"
 #include "base/flag_values.h"
 #include "base/socket.h"
+#include "control/etcd_keys.h"
 
 namespace outlast {
 namespace {
@@ -50,6 +51,10 @@ absl::StatusOr<std::string> ReadCoordinator(const NodeFlags& flags) {
                  "same on all",
                  flags.nodes);
   }
+  if (IsEtcdAddress(text)) {
+    OUTLAST_RETURN_IF_ERROR(ParseEtcdEndpoints(text).status());
+    return text;
+  }
   const bool has_port = text.find(':') != std::string::npos;
   if (flags.coordinator.empty() && !has_port) text += std::string(":") + kTorchrunPort;
   const auto endpoint = HostPort::Parse(text);
@@ -89,7 +94,8 @@ void NodeFlags::Declare(CLI::App& app) {
       ->type_name("N|MIN:MAX");
   app.add_option("--coordinator", coordinator,
                  "Where the nodes meet: the node whose address it is leads the job, unless an "
-                 "outlast coordinator listens there")
+                 "outlast coordinator listens there; or etcd://HOST:PORT,... which knows where the "
+                 "job's outlast coordinator is")
       ->type_name("HOST:PORT");
   app.add_option("--node", node, "This node's name in the job (the machine's)")->type_name("NAME");
   app.add_option("--advertise", advertise,

@@ -13,7 +13,7 @@ namespace outlast {
 
 struct NodesOptions {
   NodeCount count;          // nodes that hold ranks
-  std::string coordinator;  // HOST:PORT
+  std::string coordinator;  // HOST:PORT, or etcd://HOST:PORT,...
   std::string node;         // this one's name
   std::string advertise;    // HOST; empty: the address from which the coordinator is reached
   int hint = -1;            // of this node's place in the first generation

@@ -7,6 +7,7 @@
 #include "base/socket.h"
 #include "control/agent_link.h"
 #include "control/endpoint.h"
+#include "control/etcd_keys.h"
 #include "control/load_transport.h"
 #include "outlast/base/status.h"
 #include "run/node_machine.h"
@@ -45,13 +46,26 @@ absl::Status CheckTrust(const NodesOptions& nodes, const std::string& address) {
                address);
 }
 
+// Of several servers of etcd the first one that there is a way to.
+absl::StatusOr<std::string> AddressTowardsAll(const std::string& coordinator) {
+  std::vector<std::string> endpoints = {coordinator};
+  if (IsEtcdAddress(coordinator)) {
+    OUTLAST_ASSIGN_OR_RETURN(endpoints, ParseEtcdEndpoints(coordinator));
+  }
+  absl::Status why;
+  for (const std::string& endpoint : endpoints) {
+    OUTLAST_ASSIGN_OR_RETURN(const HostPort to, HostPort::Parse(endpoint));
+    auto address = AddressTowards(to);
+    if (address.ok()) return address;
+    why = address.status();
+  }
+  return why;
+}
+
 }  // namespace
 
 absl::StatusOr<std::string> OwnAddress(const NodesOptions& nodes) {
-  if (nodes.advertise.empty()) {
-    OUTLAST_ASSIGN_OR_RETURN(const HostPort coordinator, HostPort::Parse(nodes.coordinator));
-    return AddressTowards(coordinator);
-  }
+  if (nodes.advertise.empty()) return AddressTowardsAll(nodes.coordinator);
   auto addresses = ResolveHost(nodes.advertise);
   if (!addresses.ok()) return Annotate(addresses.status(), "--advertise");
   absl::Status why;
@@ -91,6 +105,7 @@ absl::StatusOr<std::unique_ptr<NodeSide>> NodeSide::Start(EventLoop& loop,
 // --- Leading ---
 
 absl::Status NodeSide::Lead(const std::string& run_dir) {
+  if (IsEtcdAddress(nodes_.coordinator)) return absl::OkStatus();
   OUTLAST_ASSIGN_OR_RETURN(const HostPort endpoint, HostPort::Parse(nodes_.coordinator));
   auto theirs = ResolveHost(endpoint.host);
   if (!theirs.ok()) return Annotate(theirs.status(), "--coordinator");
@@ -151,12 +166,20 @@ void NodeSide::ServeOthers() {
 // --- Joining ---
 
 absl::Status NodeSide::Join() {
-  OUTLAST_ASSIGN_OR_RETURN(link_, MakeAgentLink(loop_, *transport_,
-                                                {.coordinator = nodes_.coordinator,
-                                                 .job = options_.job_id,
-                                                 .node = nodes_.node,
-                                                 .token = nodes_.trust.token,
-                                                 .certificates = nodes_.trust.certificates}));
+  AgentLinkOptions link{.coordinator = nodes_.coordinator,
+                        .job = options_.job_id,
+                        .node = nodes_.node,
+                        .token = nodes_.trust.token,
+                        .certificates = nodes_.trust.certificates};
+  if (IsEtcdAddress(nodes_.coordinator)) {
+    OUTLAST_ASSIGN_OR_RETURN(const auto servers, ParseEtcdEndpoints(nodes_.coordinator));
+    OUTLAST_ASSIGN_OR_RETURN(std::shared_ptr<control::EtcdClient> client,
+                             control::LoadEtcd(servers));
+    link.find = [client = std::move(client), job = options_.job_id] {
+      return FindEtcdLeader(*client, job);
+    };
+  }
+  OUTLAST_ASSIGN_OR_RETURN(link_, MakeAgentLink(loop_, *transport_, std::move(link)));
   OUTLAST_ASSIGN_OR_RETURN(
       peers_, MakeTcpPeers(loop_, {.job = options_.job_id,
                                    .node = nodes_.node,

@@ -6,7 +6,8 @@
 // where `outlast coordinator` listens already. The journal is in the leading agent's RUN_DIR, and
 // ends with it: a leader that was killed takes the job's control with it, which the others feel
 // when their grace is over (84); `outlast coordinator` on a journal of its own can be started
-// again.
+// again. Where the address is etcd's, no agent leads: each asks there for the present coordinator
+// before it connects.
 //
 // A leader that is told to stop stops the whole job, since nobody could take the journal over.
 #pragma once

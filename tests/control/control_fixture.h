@@ -93,17 +93,23 @@ class ControlTest : public ::testing::Test {
   CoordinatorHostOptions HostOptions(int nodes) {
     return {.elastic = JobOf(nodes), .journal = folder_ + "/journal"};
   }
-  absl::Status StartHost(CoordinatorHostOptions options) {
+  // Null: a journal in a file.
+  absl::Status StartHost(CoordinatorHostOptions options,
+                         std::unique_ptr<CoordinatorJournal> journal = nullptr) {
     absl::Status status;
     loop_.Do([&] {
-      auto host = CoordinatorHost::Start(
-          loop_.loop(), Grpc(), std::move(options),
-          {.on_line =
-               [this](const std::string& line) { loop_.Note([&] { lines_.push_back(line); }); },
-           .on_finish =
-               [this](const FinishJob& finish) { loop_.Note([&] { code_ = finish.exit_code; }); },
-           .on_all_told = [this] { loop_.Note([&] { all_told_ = true; }); },
-           .on_over = [this](const absl::Status& why) { loop_.Note([&] { over_ = why; }); }});
+      CoordinatorHost::Ears ears = {
+          .on_line =
+              [this](const std::string& line) { loop_.Note([&] { lines_.push_back(line); }); },
+          .on_finish =
+              [this](const FinishJob& finish) { loop_.Note([&] { code_ = finish.exit_code; }); },
+          .on_all_told = [this] { loop_.Note([&] { all_told_ = true; }); },
+          .on_over = [this](const absl::Status& why) { loop_.Note([&] { over_ = why; }); }};
+      auto host =
+          journal == nullptr
+              ? CoordinatorHost::Start(loop_.loop(), Grpc(), std::move(options), std::move(ears))
+              : CoordinatorHost::Start(loop_.loop(), Grpc(), std::move(options), std::move(ears),
+                                       std::move(journal));
       status = host.status();
       if (host.ok()) host_ = *std::move(host);
     });
@@ -124,6 +130,7 @@ class ControlTest : public ::testing::Test {
                        .incarnation = incarnation != 0 ? incarnation : 100u + index,
                        .capacity = 1};
       node.elastic.job = options.job;
+      node.elastic.beat = beat_;
       auto fake = std::make_unique<FakeNode>(loop_.loop(), *std::move(link), node);
       fake->on_open = [this, index](uint64_t generation) {
         loop_.Note([&] { opened_[index] = generation; });
@@ -166,6 +173,7 @@ class ControlTest : public ::testing::Test {
   const TempFolder temp_;
   const std::string folder_ = temp_.path();
   std::string address_;  // where there is no host_
+  absl::Duration beat_ = absl::Seconds(1);
   LoopThread loop_;
   std::unique_ptr<CoordinatorHost> host_;
   std::map<int, std::unique_ptr<FakeNode>> nodes_;

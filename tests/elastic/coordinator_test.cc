@@ -289,6 +289,20 @@ struct Desk {
   absl::Duration now = absl::Seconds(50);
 };
 
+TEST(Coordinator, BeginsAboveItsJournalsIncarnationAndAtLeastWhereItIsTold) {
+  const auto incarnation = [](uint64_t in_journal, uint64_t least) {
+    CoordinatorState state;
+    state.incarnation = in_journal;
+    Coordinator coordinator({}, state, Id128::Random(), least);
+    coordinator.Step(StartEvent{}, absl::Seconds(1));
+    return coordinator.state().incarnation;
+  };
+  EXPECT_EQ(incarnation(0, 1), 1u);
+  EXPECT_EQ(incarnation(0, 70), 70u);
+  EXPECT_EQ(incarnation(69, 70), 70u);
+  EXPECT_EQ(incarnation(70, 70), 71u);
+}
+
 TEST(Coordinator, APeersErrorIsAVictimOnceTheCauseIsHeardOf) {
   Desk desk;
   desk.Form();

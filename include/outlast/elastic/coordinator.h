@@ -126,8 +126,10 @@ std::vector<control::ResumeCandidate> ChooseCandidates(
 // Not safe for concurrent use. Copyable.
 class Coordinator {
  public:
-  // `state` is what the journal holds; of a new job it is empty, and `run_id` names the run.
-  Coordinator(ElasticOptions options, CoordinatorState state, const Id128& run_id);
+  // `state` is what the journal holds; of a new job it is empty, and `run_id` names the run. Its
+  // incarnation is above the journal's newest, and at least `least_incarnation`.
+  Coordinator(ElasticOptions options, CoordinatorState state, const Id128& run_id,
+              uint64_t least_incarnation = 1);
 
   std::vector<CoordinatorAction> Step(const CoordinatorEvent& event, absl::Duration now);
 
@@ -257,6 +259,7 @@ class Coordinator {
   ElasticOptions options_;
   CoordinatorState state_;
   Id128 run_id_;  // of a new job
+  uint64_t least_incarnation_;
   CoordinatorPhase phase_ = CoordinatorPhase::kForming;
   Stage stage_ = Stage::kPreparing;
   bool started_yet_ = false;

@@ -1,0 +1,289 @@
+// The seat that etcd gives, against a real etcd.
+#include <gmock/gmock.h>
+
+#include "control/etcd_keys.h"
+#include "control/etcd_seat.h"
+#include "outlast/elastic/journal.h"
+#include "tests/control/control_fixture.h"
+#include "tests/support/etcd_server.h"
+
+namespace outlast::testing {
+namespace {
+
+using ::testing::HasSubstr;
+using ::testing::IsEmpty;
+
+TEST(EtcdEndpoints, AreHostsAndPortsWithCommasBetweenThem) {
+  using Endpoints = std::vector<std::string>;
+  EXPECT_EQ(*ParseEtcdEndpoints("node7:2379"), Endpoints{"node7:2379"});
+  EXPECT_EQ(*ParseEtcdEndpoints("etcd://10.0.0.1:2379,[::1]:2380"),
+            (Endpoints{"10.0.0.1:2379", "[::1]:2380"}));
+  for (const char* text : {"", "etcd://", "node7", "a:1,", "a:0", "http://a:1", "etcd://a:1/b"})
+    EXPECT_FALSE(ParseEtcdEndpoints(text).ok()) << text;
+}
+
+TEST(EtcdLeader, IsReadBackAndNothingElseIs) {
+  const auto leader = EtcdLeader::Parse(EtcdLeader{"1", "\"a\" \xff", "h:1"}.text());
+  ASSERT_TRUE(leader);
+  EXPECT_EQ(leader->address, "h:1");
+  for (const char* text : {"", "{", "[]", "7"}) EXPECT_FALSE(EtcdLeader::Parse(text)) << text;
+  EXPECT_EQ(EtcdLeader::Parse("{\"address\": 7}")->address, "");
+}
+
+TEST(EtcdOver, IsReadBackAndNothingElseIs) {
+  EXPECT_EQ(EtcdOver::Parse(EtcdOver{"7", 83, "why"}.text())->exit_code, 83);
+  for (const char* text : {"", "{}", "{\"exit_code\": 256}", "{\"exit_code\": -1}",
+                           "{\"exit_code\": \"0\"}", "{\"exit_code\": 1e99}"})
+    EXPECT_FALSE(EtcdOver::Parse(text)) << text;
+}
+
+class EtcdSeats : public ::testing::Test {
+ protected:
+  struct Seen {
+    std::vector<std::string> lines;
+    int elected = 0, announced = 0;
+    std::unique_ptr<CoordinatorJournal> journal;
+    std::string lost;
+    std::optional<int> ended;
+    std::string reason;
+  };
+
+  void SetUp() override {
+    OUTLAST_ETCD_OR_SKIP();
+    etcd_ = std::make_unique<EtcdServer>();
+    client_ = control::LoadEtcd({etcd_->endpoint()}).value();
+  }
+  ~EtcdSeats() override {
+    loop_.Do([this] { seats_.clear(); });
+  }
+
+  // Of a short lease: each third of it its holder looks.
+  static EtcdSeatOptions Short() {
+    return {.lease = absl::Seconds(static_cast<int>(3 * TimeFactor()))};
+  }
+  void Sit(int index, EtcdSeatOptions options = {}) {
+    if (options.job.empty()) options.job = "job";
+    options.name = "seat " + std::to_string(index);
+    const auto note = [this, index](const std::function<void(Seen&)>& change) {
+      loop_.Note([&] { change(seen_[index]); });
+    };
+    EtcdSeat::Ears ears;
+    ears.on_line = [note](const std::string& line) {
+      note([&](Seen& seen) { seen.lines.push_back(line); });
+    };
+    ears.on_elected = [note](std::unique_ptr<CoordinatorJournal> journal) {
+      note([&](Seen& seen) {
+        ++seen.elected;
+        seen.journal = std::move(journal);
+      });
+    };
+    ears.on_announced = [note] { note([](Seen& seen) { ++seen.announced; }); };
+    ears.on_lost = [note](const std::string& why) { note([&](Seen& seen) { seen.lost = why; }); };
+    ears.on_end = [note](int code, const std::string& reason) {
+      note([&](Seen& seen) {
+        seen.ended = code;
+        seen.reason = reason;
+      });
+    };
+    loop_.Do([&] {
+      seats_[index] = std::make_unique<EtcdSeat>(loop_.loop(), client_, options, std::move(ears));
+    });
+  }
+  bool Leads(int index, int times = 1) {
+    return loop_.WaitFor([&] { return seen_[index].elected == times; });
+  }
+  bool Says(int index, const std::string& part) {
+    return loop_.WaitFor([&] {
+      for (const std::string& line : seen_[index].lines) {
+        if (line.find(part) != std::string::npos) return true;
+      }
+      return false;
+    });
+  }
+  bool Ends(int index) {
+    return loop_.WaitFor([&] { return seen_[index].ended.has_value(); });
+  }
+  void Leave(int index) {
+    loop_.Do([&] { seats_.erase(index); });
+  }
+  // As whoever has the journal at hand; it is its last record where `ends`.
+  absl::Status Append(int index, CoordinatorState& state, bool ends = false) {
+    const JournalPayload record =
+        ends ? JournalPayload(EndedRecord{7, "done"})
+             : JournalPayload(StartedRecord{.incarnation = state.incarnation + 1});
+    const std::string bytes = EncodeJournalRecord(state, record);
+    state.Apply(record);
+    return seen_[index].journal->Append(bytes);
+  }
+  std::vector<std::string> Keys(const std::string& job = "job") {
+    std::vector<std::string> keys;
+    for (const control::EtcdKey& key : client_->Read("/outlast/v1/" + job + "/", "", 100).keys)
+      keys.push_back(key.key);
+    return keys;
+  }
+  // By a person, or by an etcd that lost it.
+  void DeleteLeader() {
+    control::EtcdTransaction mischief;
+    mischief.deletes = {EtcdKeys("job").leader};
+    ASSERT_TRUE(client_->Commit(mischief).done());
+  }
+
+  std::unique_ptr<EtcdServer> etcd_;
+  std::shared_ptr<control::EtcdClient> client_;
+  LoopThread loop_;
+  std::map<int, Seen> seen_;
+  std::map<int, std::unique_ptr<EtcdSeat>> seats_;
+};
+
+TEST_F(EtcdSeats, OneLeadsAndTheNextGoesOnWhereItsJournalEnds) {
+  Sit(1);
+  ASSERT_TRUE(Leads(1));
+  Sit(2);
+  ASSERT_TRUE(Says(2, "stands by: seat 1 leads job job"));
+  CoordinatorState state;
+  for (int i = 0; i < 300; ++i) ASSERT_TRUE(Append(1, state).ok()) << i;  // more than one read's
+  const uint64_t former = seen_[1].journal->least_incarnation();
+
+  Leave(1);  // long before its lease of 10 s has run out
+
+  ASSERT_TRUE(Leads(2));
+  EXPECT_EQ(seen_[2].journal->state().records, 300u);
+  EXPECT_EQ(seen_[2].journal->state().incarnation, 300u);
+  EXPECT_GT(seen_[2].journal->least_incarnation(), former);
+}
+
+TEST_F(EtcdSeats, ADeposedOneWritesNothingMore) {
+  Sit(1, Short());
+  ASSERT_TRUE(Leads(1));
+  CoordinatorState state;
+  ASSERT_TRUE(Append(1, state).ok());
+  DeleteLeader();
+  Sit(2);
+  ASSERT_TRUE(Leads(2));
+  CoordinatorState next = seen_[2].journal->state();
+
+  EXPECT_EQ(Append(1, state).code(), absl::StatusCode::kAborted);
+
+  EXPECT_TRUE(Append(2, next).ok());
+  EXPECT_TRUE(loop_.WaitFor([&] { return seen_[1].lost == "its key in etcd is gone"; }));
+  loop_.Do([this] { seats_[1]->StepDown(); });
+  EXPECT_TRUE(Says(1, "stands by: seat 2 leads job job"));
+}
+
+TEST_F(EtcdSeats, AnAddressIsFoundFromWhenItWasAnnouncedUntilItsLeaderLeaves) {
+  EXPECT_THAT(std::string(FindEtcdLeader(*client_, "job").status().message()),
+              HasSubstr("nobody leads job job"));
+  Sit(1);
+  ASSERT_TRUE(Leads(1));
+  EXPECT_THAT(std::string(FindEtcdLeader(*client_, "job").status().message()),
+              HasSubstr("seat 1 leads job job, and does not listen yet"));
+  loop_.Do([this] { seats_[1]->Announce("node7:29400"); });
+  ASSERT_TRUE(loop_.WaitFor([&] { return seen_[1].announced == 1; }));
+  EXPECT_EQ(FindEtcdLeader(*client_, "job").value(), "node7:29400");
+  EXPECT_FALSE(FindEtcdLeader(*client_, "jo").ok());
+  Leave(1);
+  EXPECT_FALSE(FindEtcdLeader(*client_, "job").ok());
+}
+
+TEST_F(EtcdSeats, ARunsEndEndsThoseWhoStandByAndTheNextRunBeginsWithoutItsRecords) {
+  Sit(1);
+  ASSERT_TRUE(Leads(1));
+  Sit(2);
+  ASSERT_TRUE(Says(2, "stands by"));
+  CoordinatorState state;
+  for (const bool ends : {false, false, true}) ASSERT_TRUE(Append(1, state, ends).ok());
+  loop_.Do([this] { seats_[1]->EndRun(7, "done"); });
+  Leave(1);
+  ASSERT_TRUE(Ends(2));
+  EXPECT_EQ(seen_[2].ended, 7);
+  EXPECT_EQ(seen_[2].reason, "done");
+
+  Sit(3);
+
+  ASSERT_TRUE(Leads(3));
+  EXPECT_EQ(seen_[3].journal->state().records, 0u);
+  EXPECT_THAT(Keys(), ::testing::ElementsAre("/outlast/v1/job/leader", "/outlast/v1/job/run"));
+}
+
+TEST_F(EtcdSeats, JobsAreApart) {
+  Sit(1);
+  Sit(2, {.job = "job2"});
+  ASSERT_TRUE(Leads(1));
+  ASSERT_TRUE(Leads(2));
+  CoordinatorState state;
+  ASSERT_TRUE(Append(2, state).ok());
+  EXPECT_EQ(Keys("job").size(), 2u);
+  EXPECT_EQ(Keys("job2").size(), 3u);
+}
+
+TEST_F(EtcdSeats, AJournalThatIsGoneIsNoNewJob) {
+  Sit(1, Short());
+  ASSERT_TRUE(Leads(1));
+  control::EtcdTransaction mischief;
+  mischief.delete_folders = {EtcdKeys("job").folder};
+  ASSERT_TRUE(client_->Commit(mischief).done());
+  ASSERT_TRUE(loop_.WaitFor([&] { return !seen_[1].lost.empty(); }));
+  loop_.Do([this] { seats_[1]->StepDown(); });
+  ASSERT_TRUE(Ends(1));
+  EXPECT_EQ(seen_[1].ended, 84);
+  EXPECT_THAT(seen_[1].reason, HasSubstr("journal of job job is gone"));
+}
+
+TEST_F(EtcdSeats, ADamagedJournalIsRefused) {
+  Sit(1);
+  ASSERT_TRUE(Leads(1));
+  ASSERT_TRUE(seen_[1].journal->Append("nonsense").ok());
+  Leave(1);
+  Sit(2);
+  ASSERT_TRUE(Ends(2));
+  EXPECT_EQ(seen_[2].ended, 85);
+  EXPECT_THAT(seen_[2].reason, HasSubstr("/outlast/v1/job/journal/"));
+}
+
+TEST_F(EtcdSeats, AnEtcdThatComesBackInTimeIsWaitedForByAnAppend) {
+  Sit(1, {.lease = absl::Seconds(60)});
+  ASSERT_TRUE(Leads(1));
+  etcd_->Kill();
+  CoordinatorState state;
+  absl::Status appended = absl::UnknownError("");
+  std::thread writer([&] { appended = Append(1, state); });
+  etcd_->Start();
+  writer.join();
+  EXPECT_TRUE(appended.ok()) << appended;
+  EXPECT_EQ(Keys().size(), 3u);
+  EXPECT_EQ(seen_[1].lost, "");
+}
+
+TEST_F(EtcdSeats, AnEtcdThatStaysAwayEndsALeaseAndThenTheSeat) {
+  Sit(1, {.lease = absl::Seconds(2), .grace = absl::Seconds(3)});
+  ASSERT_TRUE(Leads(1));
+  etcd_->Kill();
+  ASSERT_TRUE(Says(1, "etcd does not answer"));
+  ASSERT_TRUE(loop_.WaitFor([&] { return !seen_[1].lost.empty(); }));
+  CoordinatorState state;
+  EXPECT_EQ(Append(1, state).code(), absl::StatusCode::kAborted);
+  loop_.Do([this] { seats_[1]->StepDown(); });
+  ASSERT_TRUE(Ends(1));
+  EXPECT_EQ(seen_[1].ended, 84);
+}
+
+TEST(EtcdSeat, WithoutAnEtcdEndsWhenTheFirstAnswerDoesNotCome) {
+  LoopThread loop;
+  std::optional<int> ended;
+  std::unique_ptr<EtcdSeat> seat;
+  MasterPorts ports("127.0.0.1");  // held: nobody listens there
+  const auto client =
+      control::LoadEtcd({"127.0.0.1:" + std::to_string(ports.Of(1).value())}).value();
+  loop.Do([&] {
+    EtcdSeat::Ears ears;
+    ears.on_end = [&](int code, const std::string&) { loop.Note([&] { ended = code; }); };
+    seat = std::make_unique<EtcdSeat>(
+        loop.loop(), client, EtcdSeatOptions{.job = "job", .first_answer = absl::Milliseconds(300)},
+        std::move(ears));
+  });
+  EXPECT_TRUE(loop.WaitFor([&] { return ended == 85; }));
+  loop.Do([&] { seat.reset(); });
+}
+
+}  // namespace
+}  // namespace outlast::testing
