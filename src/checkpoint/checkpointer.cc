@@ -32,7 +32,7 @@ constexpr absl::Duration kChooseTimeout = absl::Seconds(60);
 constexpr absl::Duration kVoteTimeout = absl::Seconds(150);
 constexpr absl::Duration kFreeBufferTimeout = absl::Seconds(60);
 // Of several nodes: how long a snapshot that the disk wants waits for word of other nodes' ranks.
-constexpr absl::Duration kWordTimeout = absl::Seconds(1);
+constexpr absl::Duration kWordTimeout = absl::Seconds(3);
 constexpr double kLargestStallShare = 0.01;  // of a step: above it, memory snapshots are spaced
 constexpr int64_t kCadenceWindow = 32;       // snapshots between two looks at the share
 
