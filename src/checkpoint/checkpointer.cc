@@ -1,6 +1,8 @@
 #include "outlast/checkpoint/checkpointer.h"
 
 #include <algorithm>
+#include <atomic>
+#include <bit>
 #include <cmath>
 #include <functional>
 #include <map>
@@ -29,6 +31,8 @@ constexpr absl::Duration kBuffersTimeout = absl::Seconds(120);
 constexpr absl::Duration kChooseTimeout = absl::Seconds(60);
 constexpr absl::Duration kVoteTimeout = absl::Seconds(150);
 constexpr absl::Duration kFreeBufferTimeout = absl::Seconds(60);
+// Of several nodes: how long a snapshot that the disk wants waits for word of other nodes' ranks.
+constexpr absl::Duration kWordTimeout = absl::Seconds(3);
 constexpr double kLargestStallShare = 0.01;  // of a step: above it, memory snapshots are spaced
 constexpr int64_t kCadenceWindow = 32;       // snapshots between two looks at the share
 
@@ -227,6 +231,8 @@ class Checkpointer::Impl {
       false;  // BeforeUpdate was called since the last save: copies may be lazy
   uint64_t updates_ = 0;
   int64_t window_started_ns_ = 0, window_stall_ns_ = 0, window_steps_ = 0;
+  // Of several nodes: how far apart snapshots should be, as rank 0 finds; 0: it has not looked yet.
+  std::atomic<int64_t> wished_every_{0};
 
   std::shared_ptr<SaveTally> tally_ = std::make_shared<SaveTally>();
 };
@@ -389,6 +395,12 @@ absl::Status Checkpointer::Impl::MakeSnapshotter(const Message& answer, const St
     run_.link()
         .Notify(MessageKind::kSealed, generation, payload)
         .IgnoreError();  // a lost keeper ends this process anyway
+  };
+  options.on_memory_sealed = [this](uint64_t generation) {
+    if (!table_->is_led()) return;
+    run_.link()
+        .Notify(MessageKind::kHeld, generation, PayloadWriter().Int(wished_every_.load()).bytes())
+        .IgnoreError();
   };
   OUTLAST_ASSIGN_OR_RETURN(snapshotter_,
                            Snapshotter::Make(std::move(options), *table_, std::move(buffers),
@@ -660,16 +672,21 @@ bool Checkpointer::Impl::IsDiskDue(int64_t step) const {
 }
 
 bool Checkpointer::Impl::IsSnapshotDue(int64_t step) const {
-  if (table_->is_led()) return false;
-  if (!options_.snapshot_every.is_auto()) return step % options_.snapshot_every.steps() == 0;
+  const bool is_auto = options_.snapshot_every.is_auto();
   const SealTable::Cadence cadence = table_->cadence();
+  if (table_->is_led()) {
+    // Of two cadences one's steps are the other's too, so that ranks that hear of a change at
+    // different times still have steps in common.
+    return step % (cadence.every * (is_auto ? 1 : options_.snapshot_every.steps())) == 0;
+  }
+  if (!is_auto) return step % options_.snapshot_every.steps() == 0;
   return step < cadence.from || step % cadence.every == 0;
 }
 
 // Each step while that costs under 1 % of it; else so seldom that it does. Rank 0 decides from its
 // own stalls, for all, from a step that none has reached.
 void Checkpointer::Impl::ConsiderCadence(int64_t step) {
-  if (run_.rank() != 0 || !options_.snapshot_every.is_auto() || table_->is_led()) return;
+  if (run_.rank() != 0 || !options_.snapshot_every.is_auto()) return;
   if (++window_steps_ < kCadenceWindow) return;
   const int64_t now = MonotonicNanos();
   const int64_t every = table_->cadence().every;
@@ -680,7 +697,15 @@ void Checkpointer::Impl::ConsiderCadence(int64_t step) {
                             static_cast<double>(window_steps_) * static_cast<double>(every);
     const auto wanted = static_cast<int64_t>(
         std::clamp(std::ceil(stall_ns / (kLargestStallShare * step_ns)), 1.0, 1024.0));
-    if (wanted > every * 2 || wanted * 2 < every) table_->SetCadence({step + 3, wanted});
+    const int64_t wished = wished_every_.load();
+    const int64_t now_every = wished > 0 ? wished : every;
+    if (wanted > now_every * 2 || wanted * 2 < now_every) {
+      if (table_->is_led()) {
+        wished_every_ = static_cast<int64_t>(std::bit_ceil(static_cast<uint64_t>(wanted)));
+      } else {
+        table_->SetCadence({step + 3, wanted});
+      }
+    }
   }
   window_started_ns_ = now;
   window_stall_ns_ = 0;
@@ -703,12 +728,22 @@ absl::Status Checkpointer::Impl::Snapshot(int64_t step, const StateView& state,
   // The save that holds the last free buffer must not be slow on purpose.
   if (must && options_.disk_bytes_per_second != 0)
     OUTLAST_RETURN_IF_ERROR(run_.link().Notify(MessageKind::kHurry, request.generation, ""));
-  const absl::Duration deadline = Clock::Real().Uptime() + kFreeBufferTimeout;
+  const absl::Duration began = Clock::Real().Uptime();
+  const absl::Duration deadline = began + kFreeBufferTimeout;
+  // What other nodes' ranks hold is heard late: with very short steps all buffers may wait for it.
+  const auto may_wait_for_word = [&] {
+    return want != Snapshotter::Want::kMemory && table_->is_led() &&
+           Clock::Real().Uptime() < began + kWordTimeout && snapshotter_->awaits_others();
+  };
   while (true) {
     OUTLAST_ASSIGN_OR_RETURN(const bool begun, snapshotter_->Begin(request, state));
     if (begun) break;
     if (run_.is_aborted())
       return Error(absl::StatusCode::kAborted, "generation {} ended", request.generation);
+    if (!must && may_wait_for_word()) {
+      Clock::Real().SleepFor(absl::Microseconds(100));
+      continue;
+    }
     if (!must) {
       tally_->Change([](CheckpointStats& stats) { ++stats.skipped; });
       if (want == Snapshotter::Want::kMemory) return absl::OkStatus();

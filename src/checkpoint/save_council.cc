@@ -1,6 +1,7 @@
 #include "checkpoint/save_council.h"
 
 #include <algorithm>
+#include <limits>
 #include <utility>
 
 #include "base/channel.h"
@@ -16,6 +17,9 @@ constexpr uint32_t kMostHeld = 64;
 constexpr uint32_t kMostTables = 1 << 16;
 constexpr uint32_t kMostReasons = 64;
 constexpr size_t kMostDecided = 256;
+constexpr int64_t kMostEvery = 0xffff;
+constexpr int64_t kSlowestPace = 1024;
+constexpr int kMostInVain = 4, kLongestPatience = 4096;  // snapshots
 
 void PutBool(PayloadWriter& writer, bool value) { writer.Int(static_cast<uint8_t>(value)); }
 bool TakeBool(PayloadReader& reader) { return reader.Int<uint8_t>() != 0; }
@@ -123,6 +127,15 @@ void Put(PayloadWriter& writer, const RootClaimed& claimed) {
   writer.Int(claimed.number).Text(claimed.text);
 }
 
+void Put(PayloadWriter& writer, const HeldTold& told) {
+  writer.Int(told.round).Int(static_cast<uint32_t>(told.steps.size()));
+  for (const int64_t step : told.steps) writer.Int(step);
+  writer.Int(told.reached);
+}
+void Put(PayloadWriter& writer, const CommonTold& told) {
+  writer.Int(told.round).Int(told.common).Int(told.passed).Int(told.every);
+}
+
 // Overloads by what is read; the argument is filled in.
 void Take(PayloadReader& reader, Counts& counts, TablesTold& told) {
   told.known = std::string(reader.Text());
@@ -196,6 +209,20 @@ void Take(PayloadReader& reader, Counts&, StepWanted& wanted) {
 void Take(PayloadReader& reader, Counts&, RootClaimed& claimed) {
   claimed.number = reader.Int<uint64_t>();
   claimed.text = std::string(reader.Text());
+}
+
+void Take(PayloadReader& reader, Counts& counts, HeldTold& told) {
+  told.round = reader.Int<uint32_t>();
+  for (uint32_t left = counts.Take(kMostHeld); left > 0 && reader.ok(); --left)
+    told.steps.push_back(reader.Int<int64_t>());
+  told.reached = reader.Int<int64_t>();
+}
+void Take(PayloadReader& reader, Counts& counts, CommonTold& told) {
+  told.round = reader.Int<uint32_t>();
+  told.common = reader.Int<int64_t>();
+  told.passed = reader.Int<int64_t>();
+  told.every = reader.Int<int64_t>();
+  if (told.every < 1 || told.every > kMostEvery) counts.Take(0);
 }
 
 template <size_t kIndex = 0>
@@ -303,6 +330,68 @@ std::vector<SealTally::Verdict> SealTally::Skipped(int64_t step, const std::stri
   if (is_decided(step)) return {};
   Decide(step);
   return {{step, false, {}, why}};
+}
+
+HeldTold HeldByNode(std::span<const HeldSteps> ranks, int64_t from) {
+  HeldTold told;
+  if (ranks.empty()) return told;
+  told.reached = ranks.front().newest();
+  for (const HeldSteps& held : ranks) told.reached = std::min(told.reached, held.newest());
+  for (const int64_t step : ranks.front().step) {
+    if (step == kNoStep || step < from) continue;
+    if (std::ranges::all_of(ranks, [&](const HeldSteps& held) { return held.holds(step); }))
+      told.steps.push_back(step);
+  }
+  std::ranges::sort(told.steps);
+  return told;
+}
+
+HeldTally::HeldTally(const std::set<std::string>& nodes, int64_t common) : common_(common) {
+  for (const std::string& node : nodes) nodes_.try_emplace(node);
+}
+
+bool HeldTally::Told(const std::string& node, const HeldTold& told) {
+  const auto found = nodes_.find(node);
+  if (found == nodes_.end()) return false;
+  const bool is_news = told.reached > found->second.reached;
+  found->second = told;
+  for (const int64_t step : told.steps) {
+    if (std::ranges::all_of(nodes_, [&](const auto& one) {
+          return std::ranges::find(one.second.steps, step) != one.second.steps.end();
+        }))
+      common_ = std::max(common_, step);
+  }
+  return is_news;
+}
+
+// A step may still become common as long as nobody has passed it without it.
+int64_t HeldTally::passed() const {
+  int64_t reached = kNoStep, open = std::numeric_limits<int64_t>::max();
+  for (const auto& [node, told] : nodes_) {
+    reached = std::max(reached, told.reached);
+    for (const int64_t step : told.steps) {
+      const bool may_come = std::ranges::all_of(nodes_, [&](const auto& one) {
+        return one.second.reached < step ||
+               std::ranges::find(one.second.steps, step) != one.second.steps.end();
+      });
+      if (step > common_ && may_come) open = std::min(open, step);
+    }
+  }
+  return std::min(open, reached + 1);
+}
+
+void MemoryPace::OnSeal() {
+  if (++in_vain_ <= kMostInVain) return;
+  in_vain_ = good_ = 0;
+  every_ = std::min(2 * every_, kSlowestPace);
+  patience_ = std::min(2 * patience_, kLongestPatience);
+}
+
+void MemoryPace::OnCommon() {
+  in_vain_ = 0;
+  if (every_ == 1 || ++good_ < patience_) return;
+  good_ = 0;
+  every_ /= 2;
 }
 
 // --- How it is said

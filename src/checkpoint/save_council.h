@@ -8,6 +8,7 @@
 //   node ── RestoreAsked ────────────> lead ── RestoreChosen > all   where all restore from
 //   node ── RestoreVoted ────────────> lead ── RestoreJudged > all   and whether they all could
 //                                      lead ── StepWanted ───> all   ranks are to seal this step
+//   node ── HeldTold ───────────────> lead ── CommonTold ──> all    what memory holds
 //                                      lead ── RootClaimed ──> all   a node that does not see this
 //                                                                    claim has another root
 //
@@ -15,12 +16,14 @@
 // again, all that it has had no answer to; and the lead answers again what it has answered before.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <functional>
 #include <map>
 #include <memory>
 #include <optional>
 #include <set>
+#include <span>
 #include <string>
 #include <string_view>
 #include <variant>
@@ -31,6 +34,7 @@
 #include "base/event_loop.h"
 #include "checkpoint/save_team.h"
 #include "checkpoint/save_wire.h"
+#include "checkpoint/seal_table.h"
 #include "run/peers.h"
 
 namespace outlast {
@@ -119,10 +123,26 @@ struct RootClaimed {
   std::string text;  // of the claim's file
   bool operator==(const RootClaimed&) const = default;
 };
+// Of a node's ranks together, since its last restore; from the newest step on that it knows to be
+// common.
+struct HeldTold {
+  uint32_t round = 0;
+  std::vector<int64_t> steps;  // that all of them hold, ascending
+  int64_t reached = kNoStep;   // all have sealed a snapshot of this step, or of a later one
+  bool operator==(const HeldTold&) const = default;
+};
+struct CommonTold {
+  uint32_t round = 0;
+  int64_t common = kNoStep;  // the newest step that all ranks hold
+  int64_t passed = kNoStep;  // of the steps between, no rank has one that could still become common
+  int64_t every = 1;         // due snapshots: all but each of this number are left out
+  bool operator==(const CommonTold&) const = default;
+};
 
-using CouncilMessage = std::variant<TablesTold, SealedTold, SkippedTold, FinishAsked, PersistAsked,
-                                    RestoreAsked, RestoreVoted, AllTables, StepDecided, SaveOver,
-                                    RestoreChosen, RestoreJudged, StepWanted, RootClaimed>;
+using CouncilMessage =
+    std::variant<TablesTold, SealedTold, SkippedTold, FinishAsked, PersistAsked, RestoreAsked,
+                 RestoreVoted, AllTables, StepDecided, SaveOver, RestoreChosen, RestoreJudged,
+                 StepWanted, RootClaimed, HeldTold, CommonTold>;
 
 std::string Encode(const CouncilMessage& message);
 // kInvalidArgument: cut, malformed, or over a cap. kUnimplemented: another version, named.
@@ -165,6 +185,46 @@ class SealTally {
   std::map<int64_t, Open> open_;
   std::set<int64_t> decided_;
   int64_t forgotten_ = -1;  // this step and older ones were decided
+};
+
+// What the ranks of a node hold together: rows of a seal table, as they are told from `from` on.
+HeldTold HeldByNode(std::span<const HeldSteps> ranks, int64_t from);
+
+// Which of memory's snapshots all nodes hold. Each hears of the others late, but what is said here
+// never turns out false: a step that all hold is overwritten by nobody before a later one is known
+// to be such, and one that somebody has passed without it never comes back.
+class HeldTally {
+ public:
+  explicit HeldTally(const std::set<std::string>& nodes = {}, int64_t common = kNoStep);
+
+  // False: it says nothing new of what the node has sealed.
+  bool Told(const std::string& node, const HeldTold& told);
+  // All hold it, as was found in another way.
+  void Common(int64_t step) { common_ = std::max(common_, step); }
+  int64_t common() const { return common_; }
+  // Steps above common() and below this one can be overwritten.
+  int64_t passed() const;
+
+ private:
+  std::map<std::string, HeldTold> nodes_;
+  int64_t common_;
+};
+
+// Leaves out snapshots where steps are so short that word of one comes after the next are due:
+// nodes that take what their buffers allow might never take the same ones. A factor of powers of
+// two, so that the steps of a larger one are a smaller one's too.
+class MemoryPace {
+ public:
+  int64_t every() const { return every_; }
+  // The lead's ranks have sealed one; all hold a newer one.
+  void OnSeal();
+  void OnCommon();
+
+ private:
+  int64_t every_ = 1;
+  int in_vain_ = 0;  // sealed since the newest common one
+  int good_ = 0;     // newer common ones since the factor changed
+  int patience_ = 64;
 };
 
 // --- How it is said

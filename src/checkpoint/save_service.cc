@@ -80,6 +80,9 @@ bool SaveService::OnMessage(int slot, Message& message) {
     case MessageKind::kSkipped:
       OnSkipped(message);
       return true;
+    case MessageKind::kHeld:
+      OnHeld(slot, message);
+      return true;
     case MessageKind::kHurry:
       Hurry();
       return true;
@@ -137,6 +140,7 @@ void SaveService::OnSealed(int slot, const Message& message) {
   save.last = save.last || last;
   save.held.resize(static_cast<size_t>(slots_));
   save.held[static_cast<size_t>(slot)] = Held{static_cast<int>(buffer), turn};
+  if (nodes_) nodes_->TellHeld();
   if (!is_complete(save)) return;
   Save complete = std::move(save);
   collecting_.erase(step);
@@ -167,6 +171,15 @@ void SaveService::OnSkipped(const Message& message) {
   DropSave(found->second, "a rank had no free buffer");
   collecting_.erase(found);
 }
+
+void SaveService::OnHeld(int slot, const Message& message) {
+  const auto every = PayloadReader(message.payload).Int<int64_t>();
+  if (!nodes_ || message.generation != generation_) return;
+  if (nodes_->rank(static_cast<size_t>(slot)) == 0) nodes_->WishMemoryEvery(every);
+  nodes_->TellHeld();
+}
+
+int64_t SaveService::common_step() const { return nodes_ ? nodes_->common_step() : kNoStep; }
 
 void SaveService::DropSave(Save& save, const char* why) {
   if (nodes_ && save.held.empty()) nodes_->Drop(save.step, why);

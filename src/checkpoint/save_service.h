@@ -65,9 +65,6 @@ struct SaveServiceOptions {
   // Bounds of Every::Auto's interval on disk.
   absl::Duration shortest_auto = absl::Seconds(5);
   absl::Duration longest_auto = absl::Minutes(30);
-  // Of several nodes: how often all ranks are asked for a snapshot in memory between saves. Near
-  // the optimum for one that stalls for some milliseconds (design/checkpoint.md, section 8).
-  absl::Duration memory_every = absl::Seconds(10);
   // A save that takes longer than this and its bytes at 50 MB/s (or at the rate that the trainer
   // wants) is given up: nobody waits for it any more, while its thread may still hang in the
   // kernel.
@@ -102,6 +99,8 @@ class SaveService final : public KeeperExtension {
   // Some state is in the root, and with it the final one that ranks asked for last.
   bool holds_last_state() const { return durable_step_ > 0 && durable_step_ >= final_step_; }
   int64_t dropped_saves() const { return dropped_; }
+  // Of several nodes: the newest step that all ranks are known to hold in memory; kNoStep: none.
+  int64_t common_step() const;
 
  private:
   class Nodes;  // save_service_nodes.h
@@ -183,6 +182,7 @@ class SaveService final : public KeeperExtension {
   void AnswerBuffers(const Waiter& waiter);
   void OnSealed(int slot, const Message& message);
   void OnSkipped(const Message& message);
+  void OnHeld(int slot, const Message& message);
   void OnFinishAsked(int slot, const Message& message);
   void OnChoose(int slot, const Message& message);
   void OnGather(int slot, const Message& message);

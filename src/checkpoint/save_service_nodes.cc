@@ -60,6 +60,7 @@ SaveService::Nodes::Nodes(SaveService& service) : of_(service) {
               [this](const std::string& node) {
                 if (!is_lead() || !lead_) return;
                 council_->Tell(node, claimed_);
+                if (common_told_) council_->Tell(node, *common_told_);
                 lead_->OnUp(node);
               },
           .on_lost =
@@ -71,7 +72,6 @@ SaveService::Nodes::Nodes(SaveService& service) : of_(service) {
 
 SaveService::Nodes::~Nodes() {
   *alive_ = false;
-  if (memory_timer_) of_.keeper_.loop().Cancel(*memory_timer_);
   council_->Leave();
   lead_.reset();
   member_.reset();
@@ -113,6 +113,8 @@ void SaveService::Nodes::OnCommit(const CommitGeneration& commit) {
   tables_.clear();
   known_by_.clear();
   tally_ = SealTally(nodes);
+  held_told_.reset();
+  common_told_.reset();
   said_.clear();
   last_over_.reset();
   finish_asked_.clear();
@@ -124,8 +126,6 @@ void SaveService::Nodes::OnCommit(const CommitGeneration& commit) {
   judged_.reset();
   wants_choice_ = false;
   wanted_step_ = kNoStep;
-  wants_save_ = false;
-  memory_steps_.clear();
   notice_ = kFirstNotice;
 
   LeaveOldBuffers();
@@ -262,7 +262,6 @@ void SaveService::Nodes::OnLeadOpened(absl::StatusOr<std::shared_ptr<Opened>> op
                                  });
   of_.BeginWriting();
   of_.ArmAutoSave();
-  WantMemoryLater(of_.options_.memory_every);
   if (!is_lead()) return GiveUpLead();
   council_->TellAll(claimed_);
   if (std::exchange(wants_choice_, false)) ChooseIfAllAsked();

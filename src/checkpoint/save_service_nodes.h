@@ -2,6 +2,7 @@
 // all ranks, the agents decide together here (save_council.h, save_team.h).
 //
 //   a node's ranks have all sealed a step ──> the lead: have all nodes? ──> SaveLead, SaveMembers
+//   a node's ranks hold other snapshots ────> the lead: which all hold ───> every node's seal table
 //   a node's ranks all want to restore, vote, finish ──> the lead decides, every node does
 //
 // The folder of the root is one that all nodes see; the lead alone has its claim. Whoever becomes
@@ -50,6 +51,11 @@ class SaveService::Nodes {
 
   void OnSealedHere(int64_t step, Save sealed);
   void OnSkippedHere(int64_t step);
+  // Ranks here hold other steps than were told last.
+  void TellHeld();
+  // Rank 0 is here, and its snapshots should be so far apart; 0: as they are.
+  void WishMemoryEvery(int64_t every);
+  int64_t common_step() const { return common_; }
   // It was decided without what a rank here seals now.
   bool is_void(int64_t step) const { return void_.contains(step); }
   bool has_restored() const { return has_restored_; }
@@ -88,6 +94,8 @@ class SaveService::Nodes {
   void Take(const std::string& node, const RestoreJudged& judged);
   void Take(const std::string& node, const StepWanted& wanted);
   void Take(const std::string& node, const RootClaimed& claimed);
+  void Take(const std::string& node, const HeldTold& told);
+  void Take(const std::string& node, const CommonTold& told);
 
   void LeaveOldBuffers();
   void CleanUp();
@@ -100,10 +108,8 @@ class SaveService::Nodes {
   void MakeBuffers(const std::string& tables);
   void AssembleTables();
   void RefuseTables(const absl::Status& why);
-  void WantMemoryLater(absl::Duration delay);
-  void WantMemory();
   void Want();
-  bool IsForDisk(const SealTally::Verdict& verdict) const;
+  void SayCommon();
   void Decide(const std::vector<SealTally::Verdict>& verdicts);
   void Say(const StepDecided& decided);
   void ChooseIfAllAsked();
@@ -151,6 +157,7 @@ class SaveService::Nodes {
   std::map<std::string, WrittenHere> written_;   // for the member; by checkpoint
   std::set<int64_t> void_;                       // decided without a save
   int64_t common_ = kNoStep, passed_ = kNoStep;  // as all rows of other nodes' ranks say
+  std::optional<HeldTold> held_told_;            // the newest
   bool has_restored_ = false;
   uint32_t round_ = 0;
 
@@ -164,6 +171,10 @@ class SaveService::Nodes {
   std::map<uint32_t, std::string> tables_;
   std::map<std::string, std::string> known_by_;  // by node
   SealTally tally_;
+  HeldTally held_tally_;
+  std::optional<CommonTold> common_told_;  // the newest
+  MemoryPace pace_;
+  int64_t wished_every_ = 1;
   std::map<int64_t, StepDecided> said_;  // newest decisions, for who asks again
   std::optional<SaveOver> last_over_;
   std::map<int64_t, std::set<std::string>> finish_asked_;
@@ -176,9 +187,6 @@ class SaveService::Nodes {
   bool wants_choice_ = false;                 // all have asked, but the claim is not here yet
   static constexpr int64_t kFirstNotice = 2;  // steps
   int64_t wanted_step_ = kNoStep, notice_ = kFirstNotice;
-  bool wants_save_ = false;         // by time: the next wanted step is for the disk too
-  std::set<int64_t> memory_steps_;  // wanted, and not for the disk
-  std::optional<EventLoop::TimerId> memory_timer_;
 };
 
 }  // namespace outlast

@@ -12,6 +12,7 @@ namespace outlast {
 void SaveService::Nodes::NextRound() {
   ++round_;
   has_restored_ = false;
+  held_told_.reset();
 }
 
 void SaveService::Nodes::OnAllChoose() {
@@ -121,6 +122,7 @@ void SaveService::Nodes::Take(const std::string& node, const RestoreAsked& asked
     votes_.clear();
     chosen_.reset();
     judged_.reset();
+    common_told_.reset();
   }
   if (chosen_ && chosen_->at == asked.at) return council_->Tell(node, *chosen_);
   if (asked.at != at_) return;
@@ -158,7 +160,11 @@ void SaveService::Nodes::TellNoChoice(const absl::Status& status) {
 
 void SaveService::Nodes::Take(const std::string& node, const RestoreVoted& voted) {
   if (!is_lead()) return;
-  if (judged_ && judged_->at == voted.at) return council_->Tell(node, *judged_);
+  if (judged_ && judged_->at == voted.at) {
+    council_->Tell(node, *judged_);
+    if (common_told_) council_->Tell(node, *common_told_);
+    return;
+  }
   if (voted.at != at_ || !chosen_ || chosen_->at != at_) return;
   votes_[node] = voted;
   JudgeIfAllVoted();
@@ -196,6 +202,10 @@ void SaveService::Nodes::JudgeIfAllVoted() {
       });
     }
     ++at_.attempt;
+  }
+  if (judged.restored) {
+    const bool is_memory = chosen_->source == RestoreSource::kMemory;
+    held_tally_ = HeldTally(council_->nodes(), is_memory ? chosen_->snapshot.step : kNoStep);
   }
   judged_ = judged;
   council_->TellAll(judged);

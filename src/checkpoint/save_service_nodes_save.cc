@@ -11,8 +11,8 @@ namespace {
 
 constexpr size_t kMostSaid = 64;
 constexpr size_t kMostVoid = 256;
-constexpr absl::Duration kRetry = absl::Milliseconds(100);
-constexpr int64_t kLongestNotice = 64;  // steps
+constexpr int64_t kLongestNotice = 64;      // steps
+constexpr int64_t kLongestEvery = 1 << 12;  // due snapshots
 
 std::string TopicOf(int64_t step) { return fmt::format("step {}", step); }
 
@@ -47,9 +47,10 @@ void SaveService::Nodes::Unpin(const Save& save) {
 }
 
 void SaveService::Nodes::Take(const std::string&, const StepDecided& decided) {
-  if (decided.common) common_ = std::max(common_, decided.step);
-  if (!decided.common) passed_ = std::max(passed_, decided.step + 1);
-  WriteOtherRows();
+  if (decided.common) {
+    common_ = std::max(common_, decided.step);
+    WriteOtherRows();
+  }
   if (of_.table_ && of_.table_->wanted_step() != kNoStep &&
       of_.table_->wanted_step() <= decided.step)
     of_.table_->SetWantedStep(kNoStep);
@@ -81,6 +82,29 @@ void SaveService::Nodes::WriteOtherRows() {
     held.passed = passed_;
     of_.table_->Write(rank, held);
   }
+}
+
+void SaveService::Nodes::TellHeld() {
+  if (!has_restored_ || !of_.table_) return;
+  std::vector<HeldSteps> ranks;
+  for (size_t slot = 0; slot < ranks_.size(); ++slot) {
+    if (ranks_[slot] < 0) continue;
+    if (!has_buffers(slot)) return;
+    ranks.push_back(of_.table_->Read(ranks_[slot]));
+  }
+  HeldTold told = HeldByNode(ranks, common_);
+  told.round = round_;
+  if (told == held_told_) return;
+  held_told_ = told;
+  council_->TellLead("held", told);
+}
+
+void SaveService::Nodes::Take(const std::string&, const CommonTold& told) {
+  if (told.round != round_ || !has_restored_ || !of_.table_) return;
+  common_ = std::max(common_, told.common);
+  passed_ = std::max(passed_, told.passed);
+  of_.table_->SetCadence({0, told.every});
+  WriteOtherRows();
 }
 
 // The snapshots that all ranks here hold, by slot.
@@ -224,12 +248,32 @@ void SaveService::Nodes::Decide(const std::vector<SealTally::Verdict>& verdicts)
       Say({verdict.step, false, false, verdict.why});
       continue;
     }
-    const bool is_for_disk = IsForDisk(verdict);
-    Say({verdict.step, true, is_for_disk, is_for_disk ? "" : "for memory alone"});
-    memory_steps_.erase(memory_steps_.begin(), memory_steps_.upper_bound(verdict.step));
-    if (!is_for_disk) continue;
+    held_tally_.Common(verdict.step);
+    Say({verdict.step, true, true, ""});
     of_.QueueSave({verdict.step, verdict.sealed.snapshot.generation, verdict.sealed.last, {}});
   }
+}
+
+void SaveService::Nodes::Take(const std::string& node, const HeldTold& told) {
+  const bool is_restored =
+      judged_ && judged_->restored && judged_->at.round == at_.round && told.round == at_.round;
+  if (!is_lead() || !is_restored) return;
+  if (held_tally_.Told(node, told) && node == council_->self()) pace_.OnSeal();
+  SayCommon();
+}
+
+void SaveService::Nodes::WishMemoryEvery(int64_t every) {
+  if (every > 0) wished_every_ = every;
+}
+
+void SaveService::Nodes::SayCommon() {
+  const int64_t common = held_tally_.common();
+  if (common_told_ && common > common_told_->common) pace_.OnCommon();
+  const CommonTold told{at_.round, common, held_tally_.passed(),
+                        std::min(wished_every_ * pace_.every(), kLongestEvery)};
+  if (common_told_ == told) return;
+  common_told_ = told;
+  council_->TellAll(told);
 }
 
 void SaveService::Nodes::Say(const StepDecided& decided) {
@@ -377,36 +421,7 @@ void SaveService::Nodes::Take(const std::string& node, const PersistAsked& asked
   of_.QueueSave({common->step, common->generation, true, {}});
 }
 
-bool SaveService::Nodes::IsForDisk(const SealTally::Verdict& verdict) const {
-  const int64_t every = of_.checkpointer_.every.steps();
-  return verdict.sealed.last || !memory_steps_.contains(verdict.step) ||
-         of_.finishers_.contains(verdict.step) || (every > 0 && verdict.step % every == 0);
-}
-
-void SaveService::Nodes::WantSave() {
-  wants_save_ = true;
-  memory_steps_.erase(wanted_step_);  // on its way to all already
-  Want();
-}
-
-void SaveService::Nodes::WantMemoryLater(absl::Duration delay) {
-  if (memory_timer_) of_.keeper_.loop().Cancel(*memory_timer_);
-  memory_timer_ = of_.keeper_.loop().RunAfter(delay, [this] {
-    memory_timer_.reset();
-    WantMemory();
-  });
-}
-
-// Of the steps that the disk gets by count one is a snapshot too, and needs a free buffer.
-void SaveService::Nodes::WantMemory() {
-  if (!has_claim_) return;
-  const int64_t every = of_.checkpointer_.every.steps();
-  const int64_t soon = of_.NewestStep() + 2 * kLongestNotice;
-  const bool is_due_soon = every > 0 && soon / every != of_.NewestStep() / every;
-  if (!is_due_soon && is_lead() && !of_.buffers_.empty()) Want();
-  WantMemoryLater(wanted_step_ == kNoStep ? of_.options_.memory_every
-                                          : std::min(kRetry, of_.options_.memory_every));
-}
+void SaveService::Nodes::WantSave() { Want(); }
 
 // A step that no rank has reached when word of it comes. Who missed it says nothing: so when this
 // node's ranks are well past it, a later one is wanted, with more notice.
@@ -419,7 +434,6 @@ void SaveService::Nodes::Want() {
     Decide(tally_.Skipped(wanted_step_, "a rank was past it when it was asked for"));
   }
   wanted_step_ = newest + notice_;
-  if (!std::exchange(wants_save_, false)) memory_steps_.insert(wanted_step_);
   council_->TellAll(StepWanted{wanted_step_});
 }
 

@@ -7,6 +7,9 @@
 //               table, then this rank's buffers
 //   kSealed     i64 step, u32 buffer, u32 turn, u8 last (the agreed stop's step)     no answer
 //   kSkipped    i64 step: no free buffer for a step that the disk wants               no answer
+//   kHeld       i64 every (0: no opinion): of several nodes, a snapshot for memory alone was
+//   sealed;
+//               rank 0 says how far apart such ones should be, in steps              no answer
 //   kHurry      a rank waits for a save: no rate limit until one has ended            no answer
 //   kFinish     i64 step, u8 FinishAsk -> u8 durable
 //   kChoose     u32 attempt -> RestoreChoice; with served_by one descriptor, of that slot's buffer

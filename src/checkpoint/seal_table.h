@@ -50,8 +50,9 @@ class SealTable {
   SealTable(Mapping mapping, int world) : mapping_(std::move(mapping)), world_(world) {}
 
   int world() const { return world_; }
-  // A consistent copy of every row.
+  // A consistent copy of every row, and of one.
   std::vector<HeldSteps> Read() const;
+  HeldSteps Read(int rank) const { return ReadRow(rank); }
   void Write(int rank, const HeldSteps& held);
 
   // A step that the keeper wants on disk (kNoStep: none): ranks that seal it say so. Written by the
@@ -59,13 +60,14 @@ class SealTable {
   int64_t wanted_step() const;
   void SetWantedStep(int64_t step);
 
-  // Ranks of several machines: they take snapshots of due and of wanted steps alone, since a copy
-  // of steps that others skip would cost a buffer each. Written by the keeper.
+  // Ranks of several machines: rows of ranks elsewhere come late, with the keepers' word, and so
+  // does the cadence, which counts in due snapshots then. Written by the keeper.
   bool is_led() const;
   void SetLed();
 
   // How often all ranks take a snapshot: from step `from` on, each step that `every` divides.
-  // Written by rank 0.
+  // Written by rank 0; of several machines by the keeper, where each due snapshot's number counts,
+  // not its step, and `from` does not.
   struct Cadence {
     int64_t from = 0;
     int64_t every = 1;

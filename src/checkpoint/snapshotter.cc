@@ -96,6 +96,16 @@ std::optional<int> Snapshotter::PickFree(uint32_t* turn) {
   return std::nullopt;
 }
 
+bool Snapshotter::awaits_others() const {
+  const std::vector<HeldSteps> ranks = table_.Read();
+  const int64_t common = CommonStep(ranks);
+  for (size_t i = 0; i < buffers_.size(); ++i) {
+    if (ranks[options_.rank].step[i] > common && buffers_[i].control().Read().pins == 0)
+      return true;
+  }
+  return false;
+}
+
 absl::StatusOr<uint32_t> Snapshotter::PutExtras(const Extras& extras, Buffer& buffer) {
   PayloadWriter writer;
   writer.Int(static_cast<uint32_t>(extras.size()));
@@ -256,6 +266,8 @@ void Snapshotter::Complete() {
     if (wanted) {
       options_.on_wanted_sealed(running.request.step, running.request.generation, running.buffer,
                                 running.turn, running.request.want == Want::kDiskLast);
+    } else {
+      options_.on_memory_sealed(running.request.generation);
     }
   }
   MutexLock lock(mutex_);

@@ -46,6 +46,8 @@ class Snapshotter {
     // A snapshot that the disk wants was sealed and pinned. On the thread that finished it.
     std::function<void(int64_t step, uint64_t generation, int buffer, uint32_t turn, bool last)>
         on_wanted_sealed;
+    // One for memory alone was. On the same thread.
+    std::function<void(uint64_t generation)> on_memory_sealed = [](uint64_t) {};
   };
   // `table` and the buffers are the slot's own, made by the keeper.
   static absl::StatusOr<std::unique_ptr<Snapshotter>> Make(Options options, SealTable& table,
@@ -108,6 +110,9 @@ class Snapshotter {
   };
   // nullopt: none is free. No snapshot may be running.
   std::optional<Borrowed> Borrow();
+
+  // A buffer would be free if all other ranks were known to hold what this one does.
+  bool awaits_others() const;
 
   // The extras of a sealed snapshot.
   absl::StatusOr<Extras> ReadExtras(int buffer) const;

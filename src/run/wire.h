@@ -39,6 +39,7 @@ enum class MessageKind : uint16_t {
   kVote = 38,
   kHurry = 39,
   kGather = 40,
+  kHeld = 41,
   kCheckpointLast = 63,
   // keeper -> worker
   kAnswer =

@@ -93,6 +93,79 @@ TEST(SealTally, OneStepOfTwoGenerationsIsNotOneInstant) {
   EXPECT_FALSE(verdicts[0].complete);
 }
 
+// What a row of the seal table has.
+HeldSteps Row(std::array<int64_t, kMaxBuffers> steps) { return {.step = steps}; }
+
+TEST(HeldByNode, IsWhatAllRanksHoldAndWhatTheSlowestHasReached) {
+  const HeldTold told = HeldByNode(std::vector{Row({6, 4, 5}), Row({5, 4, kNoStep})}, 4);
+
+  EXPECT_THAT(told.steps, ElementsAre(4, 5));
+  EXPECT_EQ(told.reached, 5);
+}
+
+TEST(HeldByNode, LeavesOutWhatIsOlderThanTheCommonStep) {
+  EXPECT_THAT(HeldByNode(std::vector{Row({6, 4, 5})}, 5).steps, ElementsAre(5, 6));
+}
+
+TEST(HeldTally, TheCommonStepIsTheNewestThatAllNodesHold) {
+  HeldTally tally({"a", "b"}, 3);
+
+  EXPECT_TRUE(tally.Told("a", {0, {4, 5, 6}, 6}));
+  EXPECT_EQ(tally.common(), 3);
+  EXPECT_TRUE(tally.Told("b", {0, {4, 5}, 5}));
+  EXPECT_EQ(tally.common(), 5);
+  EXPECT_FALSE(tally.Told("b", {0, {5}, 5})) << "nothing new was sealed";
+  EXPECT_EQ(tally.common(), 5);
+}
+
+// Overwriting a step that somebody may still seal would leave no step that all have.
+TEST(HeldTally, AStepThatOthersMayStillReachIsNotPassed) {
+  HeldTally tally({"a", "b"});
+
+  tally.Told("a", {0, {1, 2, 3}, 3});
+
+  EXPECT_EQ(tally.passed(), 1);
+}
+
+TEST(HeldTally, AStepThatSomebodyWentPastWithoutItIsPassed) {
+  HeldTally tally({"a", "b", "c"}, 1);
+
+  tally.Told("a", {0, {1, 2, 4}, 4});
+  tally.Told("b", {0, {1, 3}, 3});
+  EXPECT_EQ(tally.passed(), 4) << "2 and 3 never come, 4 may";
+  tally.Told("c", {0, {1, 5}, 5});
+  EXPECT_EQ(tally.passed(), 5) << "nor 4";
+  EXPECT_EQ(tally.common(), 1);
+}
+
+TEST(HeldTally, TheNewestOfAllIsPassedOnceNobodyElseCanHaveIt) {
+  HeldTally tally({"a", "b"});
+
+  tally.Told("a", {0, {2}, 2});
+  tally.Told("b", {0, {}, 2});
+
+  EXPECT_EQ(tally.passed(), 3);
+}
+
+TEST(MemoryPace, LeavesOutMoreWhileWhatIsSealedNeverBecomesCommon) {
+  MemoryPace pace;
+  for (int i = 0; i < 4; ++i) pace.OnSeal();
+  EXPECT_EQ(pace.every(), 1);
+  pace.OnSeal();
+  EXPECT_EQ(pace.every(), 2);
+  for (int i = 0; i < 5; ++i) pace.OnSeal();
+  EXPECT_EQ(pace.every(), 4);
+}
+
+TEST(MemoryPace, GoesBackWhenAllIsWell) {
+  MemoryPace pace;
+  for (int i = 0; i < 5; ++i) pace.OnSeal();
+  for (int i = 0; i < 127; ++i) pace.OnCommon();
+  EXPECT_EQ(pace.every(), 2);
+  pace.OnCommon();
+  EXPECT_EQ(pace.every(), 1);
+}
+
 TEST(SealTally, StrangersDoNotCount) {
   SealTally tally({"a"});
   EXPECT_THAT(tally.Sealed("z", SealOf(10)), IsEmpty());
@@ -117,6 +190,8 @@ std::vector<CouncilMessage> OneOfEach() {
       RestoreJudged{{1, 2}, true, "names differ"},
       StepWanted{40},
       RootClaimed{2, "{}"},
+      HeldTold{1, {40, 41}, 41},
+      CommonTold{1, 40, 41, 2},
   };
 }
 

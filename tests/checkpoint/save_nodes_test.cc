@@ -50,7 +50,7 @@ struct ClusterSpec {
   CheckpointerOptions checkpoints;
   std::map<int, std::string> other_uri;  // by node: it opens this root
   absl::Duration claim_patience = absl::Seconds(10);
-  absl::Duration auto_interval = absl::Seconds(5), memory_every = absl::Hours(1);
+  absl::Duration auto_interval = absl::Seconds(5);
   // Of every agent; asked by the lead.
   std::function<void(LocalCluster&, int64_t step)> at_hook;
   // Called by each rank before the update of each step.
@@ -65,9 +65,10 @@ struct ClusterSpec {
 struct Saw {
   std::vector<LocalNodeResult> results;
   std::atomic<int> wrong_states{0}, finished{0};
-  std::atomic<int64_t> newest_durable{0}, sealed_by_rank_3{0};
+  std::atomic<int64_t> newest_durable{0};
   std::atomic<bool> is_ended{false};
   std::function<void()> persist;  // has all agents persist what is common; returns at once
+  std::function<int64_t(int node)> common;  // what the node knows all ranks to have in memory
   Mutex mutex;
   struct Restored {
     uint64_t generation = 0;
@@ -164,7 +165,6 @@ void RunCluster(const ClusterSpec& spec, Saw& saw) {
     SaveServiceOptions service;
     service.job_name = "job";
     service.shortest_auto = service.longest_auto = spec.auto_interval;
-    service.memory_every = spec.memory_every;
     service.claim_patience = spec.claim_patience;
     service.committer = "n" + std::to_string(node);
     service.observer.on_durable = [&, node](int64_t step, const PersistResult&) {
@@ -195,6 +195,13 @@ void RunCluster(const ClusterSpec& spec, Saw& saw) {
       cluster.OnKeeper(node, [&](Keeper*) { services[node]->OnPersistCommon("a test"); });
     }
   };
+  saw.common = [&](int node) {
+    int64_t step = kNoStep;
+    cluster.OnKeeper(node, [&](Keeper* keeper) {
+      if (keeper != nullptr) step = services[node]->common_step();
+    });
+    return step;
+  };
   saw.results = cluster.Run([&](outlast::Run& run, int node) -> absl::Status {
     CheckpointerOptions opens = spec.checkpoints;
     if (const auto other = spec.other_uri.find(node); other != spec.other_uri.end())
@@ -213,7 +220,6 @@ void RunCluster(const ClusterSpec& spec, Saw& saw) {
       }
       for (; step < spec.steps; ++step) {
         OUTLAST_RETURN_IF_ERROR(generation.Check());
-        if (generation.rank() == 3) saw.sealed_by_rank_3 = checkpoints->stats().sealed;
         spec.at_step(cluster, generation, node, step);
         OUTLAST_RETURN_IF_ERROR(group.Barrier());
         OUTLAST_RETURN_IF_ERROR(checkpoints->BeforeUpdate());
@@ -281,7 +287,9 @@ TEST(SaveNodes, RanksThatStayWhereTheyAreRestoreFromMemory) {
   Saw saw;
 
   RunCluster({.steps = 20,
-              .checkpoints = {.uri = folder.path(), .every = Every::Steps(5)},
+              .checkpoints = {.uri = folder.path(),
+                              .every = Every::Steps(5),
+                              .snapshot_every = Every::Steps(5)},
               .at_step =
                   [](LocalCluster& cluster, Generation& generation, int node, int64_t step) {
                     if (generation.number() != 1 || generation.rank() != 3 || step != 12) return;
@@ -512,20 +520,66 @@ TEST(SaveNodes, ANodeWaitsForAClaimThatItSeesLate) {
   EXPECT_THAT(CommittedSteps(root), ElementsAre(20, 10));
 }
 
-// The lead asks for one snapshot at a time: two that were sealed mean that the first is common.
-TEST(SaveNodes, RanksAreAskedForSnapshotsInMemoryBetweenSaves) {
+// Each rank goes on when it is known that all hold the last state but one, which all have sealed
+// when they come here.
+void AwaitsWord(const ClusterSpec& spec, Saw& saw, Generation& generation, int node, int64_t step) {
+  const int64_t every = spec.checkpoints.snapshot_every.steps();
+  while (step > every && saw.common(node) < (step - 1) / every * every && generation.Check().ok())
+    usleep(200);
+}
+
+void LosesAtMost(int64_t every, int64_t wanted_step) {
   const TempFolder folder;
   Saw saw;
+  ClusterSpec spec{.steps = 30,
+                   .checkpoints = {.uri = folder.path(),
+                                   .every = Every::Steps(10'000'000),
+                                   .snapshot_every = Every::Steps(every)}};
+  spec.at_step = [&](LocalCluster& cluster, Generation& generation, int node, int64_t step) {
+    if (generation.number() > 1) return;
+    AwaitsWord(spec, saw, generation, node, step);
+    if (generation.rank() != 3 || step != 20) return;
+    cluster.KillRank(node, 1);
+    WaitForEnd(generation);
+  };
+
+  RunCluster(spec, saw);
+
+  ASSERT_THAT(saw.results, kEndsWithZero) << TextOf(saw);
+  EXPECT_EQ(saw.wrong_states, 0) << TextOf(saw);
+  const auto restored = saw.OfGeneration(2);
+  ASSERT_EQ(restored.size(), 4u) << TextOf(saw);
+  for (const Saw::Restored& one : restored) {
+    EXPECT_NE(one.from, "disk");  // its buffer, or its live state where that is the same
+    EXPECT_GE(one.step, wanted_step) << TextOf(saw);
+    EXPECT_EQ(one.step, restored[0].step);
+  }
+  EXPECT_THAT(CommittedSteps(folder.path()), ElementsAre(30));
+}
+
+// It was killed in step 20, as the snapshot of that state was being copied.
+TEST(SaveNodes, AKilledRankCostsAtMostOneStepMoreThanTheSnapshotsAreApart) {
+  LosesAtMost(1, 19);
+  LosesAtMost(5, 15);
+}
+
+// Steps that are far shorter than the agents' word of them: what each seals must meet all the same.
+TEST(SaveNodes, NodesThatRunAheadOfEachOthersWordStillSealCommonSteps) {
+  const TempFolder folder;
+  Saw saw;
+  std::atomic<int64_t> first{kNoStep};
 
   RunCluster({.steps = 1'000'000,
               .checkpoints = {.uri = folder.path(), .every = Every::Steps(10'000'000)},
-              .memory_every = absl::Milliseconds(1),
               .at_step =
-                  [&](LocalCluster& cluster, Generation& generation, int node, int64_t) {
+                  [&](LocalCluster& cluster, Generation& generation, int node, int64_t step) {
                     if (generation.rank() != 3) return;
                     if (generation.number() == 2 && !saw.is_ended.exchange(true))
                       cluster.AskStop(node);
-                    if (generation.number() != 1 || saw.sealed_by_rank_3 < 2) return;
+                    if (generation.number() != 1 || step % 64 != 0) return;
+                    const int64_t common = saw.common(node);
+                    if (first < 0) first = common;
+                    if (first < 0 || common < first + 500) return;
                     cluster.KillRank(node, 1);
                     WaitForEnd(generation);
                   }},
@@ -535,9 +589,9 @@ TEST(SaveNodes, RanksAreAskedForSnapshotsInMemoryBetweenSaves) {
   EXPECT_EQ(saw.wrong_states, 0);
   const auto restored = saw.OfGeneration(2);
   ASSERT_EQ(restored.size(), 4u) << TextOf(saw);
-  EXPECT_GT(restored[0].step, 0);
   for (const Saw::Restored& one : restored) {
-    EXPECT_NE(one.from, "disk");  // its buffer, or its live state where that is the same
+    EXPECT_NE(one.from, "disk");
+    EXPECT_GE(one.step, first + 500);
     EXPECT_EQ(one.step, restored[0].step);
   }
   EXPECT_EQ(CommittedSteps(folder.path()).size(), 1u);  // of the stop
@@ -550,10 +604,9 @@ TEST(SaveNodes, WhatIsCommonIsPersistedWithoutTheTrainers) {
 
   RunCluster({.steps = 1'000'000,
               .checkpoints = {.uri = folder.path(), .every = Every::Steps(10'000'000)},
-              .memory_every = absl::Milliseconds(1),
               .at_step =
                   [&](LocalCluster& cluster, Generation& generation, int node, int64_t) {
-                    if (generation.rank() != 3 || saw.sealed_by_rank_3 < 2 || saw.is_ended) return;
+                    if (generation.rank() != 3 || saw.is_ended || saw.common(node) < 2) return;
                     saw.persist();
                     while (saw.newest_durable == 0 && generation.Check().ok()) usleep(500);
                     saw.is_ended = true;

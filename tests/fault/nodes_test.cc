@@ -367,6 +367,30 @@ TEST_F(NodesThatSave, AKilledRankComesBackFromWhatAllHave) {
   EXPECT_TRUE(Manifest(60).is_object()) << Seen();
 }
 
+// Rank 3 has gone through step 12, so all have sealed step 10; nothing is on the disk yet.
+TEST_F(NodesThatSave, AKilledRankComesBackFromMemoryAndNeedsNoDisk) {
+  std::vector<std::string> command = Toy(60);
+  command.insert(command.end(), {"--ckpt-every", "1000000", "--snapshot-every", "5"});
+  for (const int k : {1, 2}) Start(k, "2", {}, command);
+  ASSERT_TRUE(HasLine("log", "\n1 12 3 ")) << Seen();
+  kill(std::stoi(PidOf(Read("runs/latest-n2/events.jsonl"), 3)), SIGKILL);
+  for (const int k : {1, 2}) EndsWith(k, 0, 90);
+
+  std::istringstream lines(Read("log.restores"));
+  std::map<int, std::string> sources;
+  uint64_t generation = 0;
+  int64_t step = 0;
+  int rank = 0;
+  for (std::string source; lines >> generation >> step >> rank >> source;) {
+    if (generation != 2) continue;
+    sources[rank] = source;
+    EXPECT_GE(step, 10) << "rank " << rank;
+  }
+  ASSERT_EQ(sources.size(), 4u) << Read("log.restores");
+  EXPECT_EQ(sources[3], "memory") << "of its agent";
+  for (const auto& [survivor, source] : sources) EXPECT_NE(source, "disk") << survivor;
+}
+
 TEST_F(NodesThatSave, ASpareGoesOnFromTheDiskWithALostNodesRanks) {
   StartToys({1, 2, 3}, 60, {"--spares", "1"});
   ASSERT_TRUE(HasLine("log", "\n1 15 3 ")) << Seen();

@@ -3,7 +3,7 @@
 //   toy_trainer --steps N --step-ms M --ckpt-dir D --ckpt-every K --keep R --state-mb S
 //               [--sharded-mb M] [--finish-each 1] [--disk-rate BYTES_PER_SECOND] [--seed X]
 //               [--remote URI --remote-every K --remote-keep R --remote-rate BYTES_PER_SECOND]
-//               [--hook SCRIPT]
+//               [--hook SCRIPT] [--snapshot-every K]
 //               [--log FILE] [--watch-floor SECONDS --watch-poll SECONDS]
 //               [--stall data|backward|allreduce|read:RANK:STEP[:SECONDS]]
 //
@@ -59,6 +59,7 @@ struct Options {
   double step_ms = 1;
   std::string checkpoints;
   int64_t every = 5;
+  int64_t snapshot_every = 1;
   int keep = 3;
   double state_mb = 1;
   double sharded_mb = 0;
@@ -103,6 +104,7 @@ std::optional<Options> Parse(int argc, char** argv) {
   number("--steps", options.steps);
   number("--step-ms", options.step_ms);
   number("--ckpt-every", options.every);
+  number("--snapshot-every", options.snapshot_every);
   number("--keep", options.keep);
   number("--state-mb", options.state_mb);
   number("--sharded-mb", options.sharded_mb);
@@ -366,13 +368,14 @@ absl::Status Train(const Options& options) {
   OUTLAST_ASSIGN_OR_RETURN(const auto run, outlast::Run::Join());
   OUTLAST_ASSIGN_OR_RETURN(
       const auto checkpoints,
-      outlast::Checkpointer::Open(*run, {.uri = options.checkpoints,
-                                         .every = outlast::Every::Steps(options.every),
-                                         .snapshot_every = outlast::Every::Steps(1),
-                                         .disk_bytes_per_second = options.disk_rate,
-                                         .keep_last = options.keep,
-                                         .remote = options.remote,
-                                         .hooks = HooksOf(options)}));
+      outlast::Checkpointer::Open(*run,
+                                  {.uri = options.checkpoints,
+                                   .every = outlast::Every::Steps(options.every),
+                                   .snapshot_every = outlast::Every::Steps(options.snapshot_every),
+                                   .disk_bytes_per_second = options.disk_rate,
+                                   .keep_last = options.keep,
+                                   .remote = options.remote,
+                                   .hooks = HooksOf(options)}));
   std::unique_ptr<outlast::Watchdog> watchdog;
   if (options.watch_floor > 0) {
     OUTLAST_ASSIGN_OR_RETURN(
