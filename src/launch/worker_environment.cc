@@ -24,6 +24,14 @@ absl::StatusOr<UniqueFd> BindFreePort(const std::string& host) {
   return held;
 }
 
+// Defaults: our own environment's go first.
+void AddDefaults(int local_world, std::vector<std::string>& variables) {
+  if (local_world > 1 && std::getenv("OMP_NUM_THREADS") == nullptr)
+    variables.push_back("OMP_NUM_THREADS=1");
+  if (std::getenv("TORCH_NCCL_ASYNC_ERROR_HANDLING") == nullptr)
+    variables.push_back("TORCH_NCCL_ASYNC_ERROR_HANDLING=1");
+}
+
 }  // namespace
 
 std::vector<std::string> EnvironmentOf(const WorkerPlace& place) {
@@ -50,10 +58,13 @@ std::vector<std::string> EnvironmentOf(const WorkerPlace& place) {
     variables.push_back(fmt::format("MASTER_ADDR={}", place.master->host));
     variables.push_back(fmt::format("MASTER_PORT={}", place.master->port));
   }
-  if (place.local_world > 1 && std::getenv("OMP_NUM_THREADS") == nullptr)
-    variables.push_back("OMP_NUM_THREADS=1");
-  if (std::getenv("TORCH_NCCL_ASYNC_ERROR_HANDLING") == nullptr)
-    variables.push_back("TORCH_NCCL_ASYNC_ERROR_HANDLING=1");
+  AddDefaults(place.local_world, variables);
+  return variables;
+}
+
+std::vector<std::string> TemplateEnvironment(int slots) {
+  std::vector<std::string> variables;
+  AddDefaults(slots, variables);
   return variables;
 }
 

@@ -34,6 +34,9 @@ struct WorkerPlace {
 // environment has them.
 std::vector<std::string> EnvironmentOf(const WorkerPlace& place);
 
+// The same of a template whose node has `slots` workers: defaults only.
+std::vector<std::string> TemplateEnvironment(int slots);
+
 // One TCP port of this node's address a generation. It is held as a socket that is bound with
 // SO_REUSEADDR and does not listen: while it is, a stranger can neither bind nor reach the port,
 // but the worker's own server, which sets SO_REUSEADDR too, can.
