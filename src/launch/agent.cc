@@ -393,10 +393,12 @@ void Agent::StartTemplate() {
 absl::Status Agent::TryStartTemplate() {
   OUTLAST_ASSIGN_OR_RETURN(const RunDir::LogFiles logs, run_dir_.OpenTemplateLogs());
   const UniqueFd null(open("/dev/null", O_RDONLY | O_CLOEXEC));
-  return guardian_.StartTemplate({options_.template_program.program,
-                                  options_.template_program.arguments,
-                                  TemplateEnvironment(keeper_->slots()),
-                                  {null.get(), logs.output.get(), logs.error.get()}});
+  return guardian_.StartTemplate(
+      {options_.template_program.program,
+       options_.template_program.arguments,
+       TemplateEnvironment(keeper_->slots(), options_.template_program.program,
+                           options_.template_program.arguments),
+       {null.get(), logs.output.get(), logs.error.get()}});
 }
 
 void Agent::On(const TemplateNote& note) {

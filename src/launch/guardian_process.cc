@@ -13,7 +13,6 @@
 #include <csignal>
 #include <cstring>
 #include <deque>
-#include <limits>
 #include <map>
 #include <optional>
 #include <set>
@@ -148,7 +147,7 @@ int GuardianProcess::PollMillis() const {
   if (is_killing()) return kLookAgainMillis;
   if (!template_.has_value()) return -1;
   const int64_t due = template_->due_nanos();
-  if (due == std::numeric_limits<int64_t>::max()) return -1;
+  if (due == TemplateProcess::kNever) return -1;
   // Rounded up: woken early, it would ask for no time at all.
   return static_cast<int>(std::max<int64_t>(0, (due - MonotonicNanos()) / 1'000'000 + 1));
 }

@@ -8,7 +8,6 @@
 #include <cerrno>
 #include <csignal>
 #include <cstring>
-#include <limits>
 
 #include "base/error.h"
 #include "launch/process.h"
@@ -46,6 +45,7 @@ TemplateProcess::TemplateProcess(const GuardianCommand& orders, std::string prog
 
 void TemplateProcess::Start() {
   is_given_up_ = false;
+  end_by_ = kNever;
   if (const absl::Status started = TryStart(); !started.ok()) {
     news_.notes.push_back(fmt::format("it could not be started: {}", MessageOf(started)));
     PauseThenStart();
@@ -119,7 +119,7 @@ void TemplateProcess::OnEnded(int code, int signal) {
 }
 
 int64_t TemplateProcess::due_nanos() const {
-  int64_t due = pid_ == 0 ? start_at_ : std::numeric_limits<int64_t>::max();
+  int64_t due = pid_ == 0 ? start_at_ : end_by_;
   for (const auto& [request, asked] : asked_) due = std::min(due, asked.deadline);
   return due;
 }
@@ -127,6 +127,10 @@ int64_t TemplateProcess::due_nanos() const {
 void TemplateProcess::Tick() {
   const int64_t now = MonotonicNanos();
   if (pid_ == 0 && now >= start_at_) return Start();
+  if (now >= end_by_) {
+    end_by_ = kNever;
+    return GiveUp("it closed its socket and did not end");
+  }
   for (const auto& [request, asked] : asked_) {
     if (now >= asked.deadline)
       return GiveUp(fmt::format("it did not fork within {} s", kTemplateDeadlineNanos / kSecond));
@@ -171,9 +175,9 @@ void TemplateProcess::OnReadable() {
   if (packet.status().code() == absl::StatusCode::kResourceExhausted) return;
   if (!packet.ok()) return GiveUp(fmt::format("it said: {}", MessageOf(packet.status())));
   if (packet->has_value()) return Read(**packet);
-  // How it ended is told when it is reaped; one that only closed its socket is of no use.
+  // How it ends is told when it is reaped, which may take it a moment.
   channel_ = Channel();
-  kill(pid_, SIGKILL);
+  end_by_ = MonotonicNanos() + kTemplateDeadlineNanos;
   ReleaseAsked();
 }
 

@@ -6,6 +6,7 @@
 #include <sys/types.h>
 
 #include <cstdint>
+#include <limits>
 #include <map>
 #include <optional>
 #include <string>
@@ -40,9 +41,11 @@ class TemplateProcess {
   };
   News TakeNews() { return std::exchange(news_, {}); }
 
+  static constexpr int64_t kNever = std::numeric_limits<int64_t>::max();
+
   pid_t pid() const { return pid_; }  // 0: none runs
   int fd() const { return channel_.fd(); }
-  // Steady time of the next Tick that is due.
+  // Steady time of the next Tick that is due, or kNever.
   int64_t due_nanos() const;
   bool is_ready() const { return is_ready_ && channel_.fd() >= 0; }
   // Forks were asked for that are not answered: a child that nobody knows may be one of them.
@@ -83,6 +86,7 @@ class TemplateProcess {
   bool is_ready_ = false;
   bool is_given_up_ = false;  // killed by us, and it was said why
   int64_t start_at_ = 0;      // where none runs
+  int64_t end_by_ = kNever;   // it closed its socket
   int64_t ready_at_ = 0;
   int64_t pause_ = 0;
   uint64_t last_request_ = 0;

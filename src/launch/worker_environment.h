@@ -34,8 +34,11 @@ struct WorkerPlace {
 // environment has them.
 std::vector<std::string> EnvironmentOf(const WorkerPlace& place);
 
-// The same of a template whose node has `slots` workers: defaults only.
-std::vector<std::string> TemplateEnvironment(int slots);
+// Of a template whose node has `slots` workers: the defaults among the above; and for
+// `python3 -m outlast_template` a PYTHONPATH where that is found, with the true one in
+// OUTLAST_TEMPLATE_PYTHONPATH, and `program` in OUTLAST_TEMPLATE_PROGRAM.
+std::vector<std::string> TemplateEnvironment(int slots, const std::string& program,
+                                             const std::vector<std::string>& arguments);
 
 // One TCP port of this node's address a generation. It is held as a socket that is bound with
 // SO_REUSEADDR and does not listen: while it is, a stranger can neither bind nor reach the port,

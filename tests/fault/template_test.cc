@@ -137,5 +137,77 @@ TEST_F(Template, ThatIsNoProgramIsRefusedBeforeARankRuns) {
   EXPECT_EQ(job_.Read("err"), "outlast: --template: command './none': no such file\n");
 }
 
+// --- Python ---
+
+class PythonTemplate : public Template {
+ protected:
+  void SetUp() override {
+    if (std::system("command -v python3 >/dev/null") != 0) GTEST_SKIP() << "no python3";
+    job_.Write("slow.py", "open('imports', 'a').write('slow\\n')\n");
+    // In its first attempt it dies once the template is ready.
+    job_.Write("train.py", R"(
+import os, random, signal, sys, time
+import slow
+if os.environ["TORCHELASTIC_RESTART_COUNT"] == "0":
+    while '"event":"template_ready"' not in open("outlast-runs/latest/events.jsonl").read():
+        time.sleep(0.01)
+    os.kill(os.getpid(), signal.SIGKILL)
+main = sys.modules["__main__"]
+group = "own" if os.getpgrp() == os.getpid() else "strange"
+shown = open("/proc/self/environ").read().split("\0")
+tag = [v.split(".")[1:] for v in shown if v.startswith("OUTLAST_SLOT_TAG=")]
+print(__name__, main.__file__, sys.argv, slow.__name__, os.environ["RANK"], group, tag)
+print(os.environ.get("PYTHONPATH"), [p for p in sys.path if "outlast" in p and p != os.getcwd()],
+      "OUTLAST_TEMPLATE_FD" in os.environ, random.random() != random.random())
+print("for people", file=sys.stderr)
+sys.exit(int(sys.argv[1]))
+)");
+  }
+  static std::vector<std::string> Python(std::vector<std::string> command) {
+    command.insert(command.begin(), {"-n", "1", "--max-restarts", "1", "--template",
+                                     "python3 -m outlast_template slow", "--"});
+    return command;
+  }
+};
+
+TEST_F(PythonTemplate, RunsAnUnmodifiedScriptWithoutItsImportsAgain) {
+  EXPECT_EQ(job_.Run(Python({"train.py", "0", "a b"})), 0) << job_.Read("err");
+  EXPECT_EQ(job_.Read("imports"), "slow\nslow\n");  // the first rank and the template
+  EXPECT_EQ(job_.Read("out"), "[0] __main__ " + job_.folder() +
+                                  "/train.py ['train.py', '0', 'a b'] slow 0 own [['0', '2']]\n"
+                                  "[0] None [] False True\n");
+  EXPECT_THAT(job_.Read("err"), HasSubstr("[0] for people\n"));
+  EXPECT_EQ(Events("worker_started").back().value("from", ""), "template");
+}
+
+TEST_F(PythonTemplate, RunsAModule) {
+  EXPECT_EQ(job_.Run(Python({"python3", "-u", "-m", "train", "0"})), 0) << job_.Read("err");
+  EXPECT_EQ(job_.Read("imports"), "slow\nslow\n");
+  EXPECT_THAT(job_.Read("out"), HasSubstr("/train.py', '0'] slow 0 own"));
+}
+
+TEST_F(PythonTemplate, PassesTheExitCodeOn) {
+  EXPECT_EQ(job_.Run(Python({"train.py", "7"})), 83);
+  EXPECT_EQ(Events("worker_ended").back().value("code", 0), 7);
+}
+
+TEST_F(PythonTemplate, LeavesWhatIsNoPythonToAFreshProcess) {
+  EXPECT_EQ(job_.Run(Python({"sh", "-c", "exec python3 train.py 0"})), 0) << job_.Read("err");
+  EXPECT_EQ(job_.Read("imports"), "slow\nslow\nslow\n");
+  EXPECT_THAT(job_.Read("err"), HasSubstr("template: it refused to fork: the command runs "));
+}
+
+TEST_F(PythonTemplate, ThatCannotImportIsReplacedByAFreshProcess) {
+  job_.Write("slow.py", "import os\nassert 'OUTLAST_RUN_ID' in os.environ, 'a rank'\n");
+  std::vector<std::string> command = Python({"sh", "-c", "exit $TORCHELASTIC_RESTART_COUNT"});
+  command.back() =
+      "until grep -q 'lin[e].:.template:' outlast-runs/latest/events.jsonl; do sleep "
+      "0.01; done; exit $((1 - TORCHELASTIC_RESTART_COUNT))";
+  EXPECT_EQ(job_.Run(command), 0) << job_.Read("err");
+  EXPECT_THAT(job_.Read("err"), HasSubstr("template: it ended with exit code 1"));
+  EXPECT_THAT(job_.Read("outlast-runs/latest/logs/template.err"),
+              HasSubstr("AssertionError: a rank"));
+}
+
 }  // namespace
 }  // namespace outlast
