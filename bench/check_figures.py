@@ -4,7 +4,8 @@ import json
 import sys
 
 FIGURES = {
-    "restart.kill_to_step_1mb", "restart.kill_to_step_64mb", "restart.steps_lost", "snapshot.copy",
+    "restart.kill_to_step_1mb", "restart.kill_to_step_64mb", "restart.kill_to_step_1mb_template",
+    "restart.kill_to_step_64mb_template", "restart.steps_lost", "snapshot.copy",
     "persist.rate", "persist.cpu", "checkpoint.plan", "checkpoint.tiny", "checkpoint.stall_lazy", "checkpoint.snapshot_eager",
     "checkpoint.persist", "checkpoint.persist_cpu", "checkpoint.restore_buffer", "checkpoint.restore_disk", "checkpoint.rss_growth",
     "checkpoint.step_slowdown", "remote.upload", "remote.fetch", "meter.mark", "flight.record",

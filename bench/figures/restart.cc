@@ -28,6 +28,7 @@ struct Workload {
   int64_t steps_a_save;
   int64_t step_ms;        // a pause in each step but a generation's first
   bool while_persisting;  // kill while a checkpoint is being written
+  bool from_template = false;
 };
 
 struct Kill {
@@ -58,10 +59,15 @@ class Job {
     if (!memory.ok()) return;
     memory_ = std::move(*memory);
     page().driver = getpid();
-    Start({settings.tool, "run", "-n", std::to_string(kRestartRanks), "--max-restarts", "100000",
-           "--run-dir", folder_ + "/runs", "--", settings.trainer, page_path,
-           std::to_string(workload.state_bytes), checkpoints(),
-           std::to_string(workload.steps_a_save), std::to_string(workload.step_ms)});
+    std::vector<std::string> command = {
+        settings.tool,    "run",    "-n",        std::to_string(kRestartRanks),
+        "--max-restarts", "100000", "--run-dir", folder_ + "/runs"};
+    if (workload.from_template) command.insert(command.end(), {"--template", settings.trainer});
+    command.insert(
+        command.end(),
+        {"--", settings.trainer, page_path, std::to_string(workload.state_bytes), checkpoints(),
+         std::to_string(workload.steps_a_save), std::to_string(workload.step_ms)});
+    Start(command);
   }
   ~Job() {
     if (pid_ > 0) {
@@ -78,9 +84,19 @@ class Job {
   Job(const Job&) = delete;
 
   std::string LastWords() const {
-    std::ifstream file(folder_ + "/out");
-    std::string all{std::istreambuf_iterator<char>(file), {}};
+    const std::string all = Read("out");
     return all.substr(all.size() - std::min<size_t>(all.size(), 600));
+  }
+
+  // How often the run's events have `text`.
+  int CountOfEvents(std::string_view text) const {
+    const std::string all = Read("runs/latest/events.jsonl");
+    int count = 0;
+    for (size_t at = 0; (at = all.find(text, at)) != std::string::npos; at += text.size()) ++count;
+    return count;
+  }
+  bool AwaitTemplate() const {
+    return WaitFor([&] { return CountOfEvents(R"("event":"template_ready")") > 0; });
   }
 
   // Kills `rank` once the job has progressed since the last kill; none: it did not come back.
@@ -115,6 +131,10 @@ class Job {
   }
 
  private:
+  std::string Read(const std::string& name) const {
+    std::ifstream file(folder_ + "/" + name);
+    return {std::istreambuf_iterator<char>(file), {}};
+  }
   RestartPage& page() const { return *reinterpret_cast<RestartPage*>(memory_.data()); }
   std::string checkpoints() const { return folder_ + "/checkpoints"; }
 
@@ -154,6 +174,10 @@ std::vector<Kill> Measure(const Settings& settings, const Workload& workload, in
   for (int number = 0; static_cast<int>(done.size()) < kills; ++number) {
     Job job(settings, workload, number);
     const int of_job = std::min(kKillsAJob, kills - static_cast<int>(done.size()));
+    if (workload.from_template && !job.AwaitTemplate()) {
+      report.Fail(name, fmt::format("no template:\n{}", job.LastWords()));
+      return {};
+    }
     for (int i = 0; i < of_job; ++i) {
       // Another rank and another moment of a step each time.
       const auto kill =
@@ -163,6 +187,11 @@ std::vector<Kill> Measure(const Settings& settings, const Workload& workload, in
         return {};
       }
       done.push_back(*kill);
+    }
+    if (const int forked = job.CountOfEvents(R"("from":"template")");
+        forked != (workload.from_template ? of_job : 0)) {
+      report.Fail(name, fmt::format("{} of {} ranks were forked from a template", forked, of_job));
+      return {};
     }
   }
   return done;
@@ -189,6 +218,7 @@ std::optional<Reference> StartOfAProcess(const Settings& settings) {
 
 void MeasureKillToStep(const Settings& settings, Report& report, const std::string& name,
                        const Workload& workload, int kills, double goal) {
+  if (!report.Wants(name)) return;
   Figure figure{.name = name, .unit = "ms", .goal = goal};
   for (const Kill& kill : Measure(settings, workload, kills, name, report))
     figure.samples.push_back(kill.to_step_ms);
@@ -199,6 +229,7 @@ void MeasureKillToStep(const Settings& settings, Report& report, const std::stri
 
 void MeasureStepsLost(const Settings& settings, Report& report, int kills) {
   Figure figure{.name = "restart.steps_lost", .unit = "steps", .goal = 1};
+  if (!report.Wants(figure.name)) return;
   const Workload workload{size_t{64} << 20, 4, 50, true};
   for (const Kill& kill : Measure(settings, workload, kills, figure.name, report))
     figure.samples.push_back(kill.steps_lost);
@@ -214,6 +245,10 @@ void MeasureRestart(const Settings& settings, Report& report) {
                     smoke ? 2 : 45, 10);
   MeasureKillToStep(settings, report, "restart.kill_to_step_64mb", {size_t{64} << 20, 32, 0, false},
                     smoke ? 1 : 30, 50);
+  MeasureKillToStep(settings, report, "restart.kill_to_step_1mb_template",
+                    {size_t{1} << 20, 200, 0, false, true}, smoke ? 2 : 45, 5);
+  MeasureKillToStep(settings, report, "restart.kill_to_step_64mb_template",
+                    {size_t{64} << 20, 32, 0, false, true}, smoke ? 1 : 30, 35);
   MeasureStepsLost(settings, report, smoke ? 1 : 15);
 }
 

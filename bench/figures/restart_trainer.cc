@@ -17,6 +17,7 @@
 #include "outlast/base/clock.h"
 #include "outlast/base/memory.h"
 #include "outlast/outlast.h"
+#include "outlast/run/template.h"
 
 namespace outlast::bench {
 namespace {
@@ -114,6 +115,7 @@ absl::Status Train(const Options& options) {
 }  // namespace outlast::bench
 
 int main(int argc, char** argv) {
+  outlast::Template::ServeIfAsked(argc, argv);
   if (argc == 1) return 0;  // what starting a process of this program costs
   if (argc != 6) return 2;
   const absl::Status status =

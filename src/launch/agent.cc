@@ -11,6 +11,7 @@
 #include <map>
 #include <memory>
 #include <optional>
+#include <set>
 #include <utility>
 
 #include "base/error.h"
@@ -35,6 +36,9 @@ namespace {
 constexpr int kLastLines = 20;
 constexpr size_t kLastLinesBytes = 4 << 10;
 constexpr int kExitControlLost = 84;
+// The first ranks start fresh, and the template after them: it must not take processors away from
+// their start. Once they have joined it starts at once.
+constexpr absl::Duration kTemplateDelay = absl::Seconds(1);
 constexpr absl::Duration kFinishLimit = absl::Seconds(10);
 
 std::string JobNameOf(const LaunchOptions& options) {
@@ -93,6 +97,10 @@ class Agent final : public WorkerHost {
   void On(const WorkerExited& exited);
   void On(const TreeGone& gone) { console_->Retire(gone.incarnation); }
   void On(const TreeStuck& stuck);
+  void On(const TemplateNote& note);
+  void On(const TemplateReady& ready) { record_.TemplateReady(ready.pid); }
+  void StartTemplate();
+  absl::Status TryStartTemplate();
   void OnDying(int slot, uint64_t incarnation, int signal);
   absl::StatusOr<RunDir::LogFiles> TakeLogs(const SpawnWorker& worker, int rank);
   void SpawnFailed(const SpawnWorker& worker, const absl::Status& why);
@@ -128,7 +136,9 @@ class Agent final : public WorkerHost {
   std::map<int, Worker> workers_;                  // by slot
   std::shared_ptr<const control::Commit> commit_;  // the newest; null: none, or one node
   std::map<int, PreparedLogs> prepared_logs_;      // by slot, of who is to come
-  uint64_t generation_ = 0;                        // the newest that was committed
+  bool is_template_started_ = false;
+  std::set<std::string> template_notes_;  // that were said
+  uint64_t generation_ = 0;               // the newest that was committed
   bool any_ran_ = false;
   int stack_captures_ = 0;
   std::optional<std::pair<int, std::string>> end_;  // exit code and reason
@@ -159,6 +169,8 @@ absl::Status Agent::SetUp() {
   status_ =
       std::make_unique<StatusService>(*loop_, *keeper_, services_->monitor(), *ledger_, record_);
   OUTLAST_RETURN_IF_ERROR(ServeStatus());
+  if (!options_.template_command.empty())
+    loop_->RunAfter(kTemplateDelay, [this] { StartTemplate(); });
   return keeper_->Start();
 }
 
@@ -363,12 +375,38 @@ absl::Status Agent::TrySpawn(SpawnRequest& request) {
        .standard = {gets_stdin ? STDIN_FILENO : null.get(), logs.output.get(), logs.error.get()},
        .descriptors = {{"OUTLAST_SOCKET_FD", request.socket.get()},
                        {"OUTLAST_BLACKBOX_FD", request.black_box_fd}},
-       .binding = bindings_[static_cast<size_t>(worker.slot)]}));
+       .binding = bindings_[static_cast<size_t>(worker.slot)],
+       .may_be_forked = is_template_started_}));
   const std::string prefix = fmt::format("[{}] ", request.rank);
   console_->Follow(worker.incarnation, logs.output_path, prefix, Console::Stream::kOutput);
   console_->Follow(worker.incarnation, logs.error_path, prefix, Console::Stream::kError);
   workers_[worker.slot] = {.spawn = worker, .rank = request.rank, .error_path = logs.error_path};
   return absl::OkStatus();
+}
+
+void Agent::StartTemplate() {
+  if (options_.template_command.empty() || std::exchange(is_template_started_, true)) return;
+  if (const absl::Status started = TryStartTemplate(); !started.ok())
+    On(TemplateNote{std::string(MessageOf(started))});
+}
+
+absl::Status Agent::TryStartTemplate() {
+  OUTLAST_ASSIGN_OR_RETURN(const RunDir::LogFiles logs, run_dir_.OpenTemplateLogs());
+  const UniqueFd null(open("/dev/null", O_RDONLY | O_CLOEXEC));
+  return guardian_.StartTemplate(
+      {options_.template_program.program,
+       options_.template_program.arguments,
+       TemplateEnvironment(keeper_->slots(), options_.template_program.program,
+                           options_.template_program.arguments),
+       {null.get(), logs.output.get(), logs.error.get()}});
+}
+
+void Agent::On(const TemplateNote& note) {
+  if (!template_notes_.insert(note.line).second) return;
+  const std::string line = fmt::format(
+      "template: {}: a fresh process instead (its output: logs/template.err)", note.line);
+  record_.Noted(line);
+  console_->Say("outlast: " + line);
 }
 
 absl::StatusOr<RunDir::LogFiles> Agent::TakeLogs(const SpawnWorker& worker, int rank) {
@@ -425,7 +463,7 @@ void Agent::On(WorkerStarted started) {
   Worker* worker = Find(started.slot, started.incarnation);
   if (worker == nullptr) return;
   worker->pid = started.pid;
-  record_.Started(worker->spawn, worker->rank, started.pid);
+  record_.Started(worker->spawn, worker->rank, started.pid, started.is_forked);
   ledger_->Started(worker->spawn, worker->rank, started.pid, keeper_->black_box(started.slot).fd());
 }
 
@@ -477,6 +515,7 @@ void Agent::OnFault(const RecordFault& record) {
 }
 
 void Agent::OnEnter(int slot, uint64_t incarnation) {
+  StartTemplate();
   const Worker* worker = Find(slot, incarnation);
   if (worker == nullptr || worker->pid == 0) return;
   deaths_->Watch({slot, incarnation, worker->pid, keeper_->black_box(slot).death_notice_word()});

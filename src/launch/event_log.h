@@ -5,7 +5,10 @@
 //                   the agent, host, boot_id; of several nodes node and slots, neither run_id nor
 //                   world
 //   joined          run_id: a coordinator has told it
-//   worker_started  rank, slot, incarnation, generation, attempt, pid
+//   worker_started  rank, slot, incarnation, generation, attempt, pid, from ("template": forked
+//   from
+//                   it; else left out)
+//   template_ready  pid: ranks that die are forked from it
 //   worker_ended    rank, slot, incarnation, code or signal, by_us, error
 //   commit          generation, members (slots); of several nodes world, ranks (by slot), nodes
 //                   [{node, rank, ranks}]

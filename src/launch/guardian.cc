@@ -43,7 +43,8 @@ absl::Status Guardian::Spawn(const WorkerSpec& spec) {
   PayloadWriter order;
   order.Int(static_cast<uint8_t>(GuardianOrder::kSpawn))
       .Int<int32_t>(spec.slot)
-      .Int<uint64_t>(spec.incarnation);
+      .Int<uint64_t>(spec.incarnation)
+      .Int<uint8_t>(spec.may_be_forked ? 1 : 0);
   order.Int(static_cast<uint32_t>(spec.environment.size()));
   for (const std::string& variable : spec.environment) order.Text(variable);
   order.Int(static_cast<uint32_t>(spec.descriptors.size()));
@@ -56,6 +57,17 @@ absl::Status Guardian::Spawn(const WorkerSpec& spec) {
   for (const int cpu : spec.binding.cpus) order.Int<int32_t>(cpu);
   order.Int<int32_t>(spec.binding.numa);
   return channel_.Send(order.bytes(), fds);
+}
+
+absl::Status Guardian::StartTemplate(const TemplateSpec& spec) {
+  PayloadWriter order;
+  order.Int(static_cast<uint8_t>(GuardianOrder::kTemplate)).Int<int32_t>(0).Int<uint64_t>(0);
+  order.Text(spec.program);
+  for (const auto* texts : {&spec.arguments, &spec.environment}) {
+    order.Int(static_cast<uint32_t>(texts->size()));
+    for (const std::string& text : *texts) order.Text(text);
+  }
+  return channel_.Send(order.bytes(), spec.standard);
 }
 
 absl::Status Guardian::Order(uint8_t kind, int slot, uint64_t incarnation, int signal) {
@@ -93,13 +105,17 @@ absl::StatusOr<std::optional<GuardianReport>> Guardian::Receive() {
     case GuardianReportKind::kStarted:
       if (packet->fds.empty()) break;
       return std::optional<GuardianReport>(
-          WorkerStarted{slot, incarnation, value, std::move(packet->fds[0])});
+          WorkerStarted{slot, incarnation, value, std::move(packet->fds[0]), signal != 0});
     case GuardianReportKind::kExited:
       return std::optional<GuardianReport>(WorkerExited{slot, incarnation, value, signal, error});
     case GuardianReportKind::kGone:
       return std::optional<GuardianReport>(TreeGone{slot, incarnation});
     case GuardianReportKind::kStuck:
       return std::optional<GuardianReport>(TreeStuck{slot, incarnation, value});
+    case GuardianReportKind::kTemplateReady:
+      return std::optional<GuardianReport>(TemplateReady{value});
+    case GuardianReportKind::kTemplateNote:
+      return std::optional<GuardianReport>(TemplateNote{error});
   }
   return Error(absl::StatusCode::kInternal, "report {} of the guardian: unknown",
                static_cast<int>(kind));

@@ -57,6 +57,15 @@ struct WorkerSpec {
   // name.
   std::vector<std::pair<std::string, int>> descriptors;
   Binding binding;
+  bool may_be_forked = false;  // from the template, if it is ready
+};
+
+// A program that speaks the template protocol (run/template_wire.h).
+struct TemplateSpec {
+  std::string program;                   // a path
+  std::vector<std::string> arguments;    // argument 0 too
+  std::vector<std::string> environment;  // NAME=value, in addition or instead
+  std::array<int, 3> standard{};         // borrowed
 };
 
 struct WorkerStarted {
@@ -64,6 +73,7 @@ struct WorkerStarted {
   uint64_t incarnation;
   pid_t pid;
   UniqueFd pidfd;
+  bool is_forked = false;  // from the template
 };
 struct WorkerExited {
   int slot;
@@ -83,7 +93,15 @@ struct TreeStuck {
   uint64_t incarnation;
   pid_t pid;
 };
-using GuardianReport = std::variant<WorkerStarted, WorkerExited, TreeGone, TreeStuck>;
+// Why a fresh process took the place of a fork, or why the template is started again.
+struct TemplateNote {
+  std::string line;
+};
+struct TemplateReady {
+  pid_t pid;
+};
+using GuardianReport =
+    std::variant<WorkerStarted, WorkerExited, TreeGone, TreeStuck, TemplateNote, TemplateReady>;
 
 // The agent's handle. Not safe for concurrent use.
 class Guardian {
@@ -99,6 +117,8 @@ class Guardian {
 
   // Orders; they return at once. kUnavailable: the guardian is gone.
   absl::Status Spawn(const WorkerSpec& spec);
+  // Once. It runs until the job ends; when it ends before, it is started again after a pause.
+  absl::Status StartTemplate(const TemplateSpec& spec);
   // To the worker if it has a handler for `signal`; else to each process of its tree, as SIGTERM
   // where it has none.
   absl::Status Forward(int slot, uint64_t incarnation, int signal);

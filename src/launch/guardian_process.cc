@@ -2,33 +2,33 @@
 
 #include <fcntl.h>
 #include <poll.h>
-#include <sched.h>
 #include <sys/prctl.h>
 #include <sys/signalfd.h>
-#include <sys/syscall.h>
+#include <sys/socket.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
-#include <array>
+#include <algorithm>
 #include <cerrno>
 #include <csignal>
 #include <cstring>
 #include <deque>
 #include <map>
+#include <optional>
 #include <set>
 
 #include "base/error.h"
+#include "launch/birth.h"
 #include "launch/guardian_wire.h"
 #include "launch/process.h"
 #include "launch/run_ledger.h"
+#include "launch/template_process.h"
 #include "outlast/base/clock.h"
-
-extern char** environ;  // NOLINT(readability-redundant-declaration): POSIX asks for it
+#include "run/template_wire.h"
 
 namespace outlast {
 namespace {
 
-constexpr char kTagVariable[] = "OUTLAST_SLOT_TAG";
 constexpr std::string_view kBlackBoxVariable = "OUTLAST_BLACKBOX_FD";
 constexpr std::string_view kRunDirVariable = "OUTLAST_RUN_DIR=";
 constexpr int64_t kStuckAfterNanos = 5'000'000'000;
@@ -37,71 +37,13 @@ constexpr int64_t kStuckAfterNanos = 5'000'000'000;
 constexpr int kLookAgainMillis = 5;
 constexpr absl::Duration kEndAllLimit = absl::Seconds(10);
 
-constexpr int kPreferred = 1;  // MPOL_PREFERRED of linux/mempolicy.h
-
-// An order to spawn, as it came.
-struct Birth {
-  int slot = 0;
-  uint64_t incarnation = 0;
-  std::vector<std::string> environment;
-  std::vector<std::string> variables;  // of the descriptors after the first three
-  std::vector<UniqueFd> fds;
-  Binding binding;
-};
-
-// What a child that could not run the program tells through a pipe that a successful exec closes.
-struct ExecFailure {
-  int error_number;
-  char step[28];
-};
-
-[[noreturn]] void FailChild(int pipe, const char* step) {
-  ExecFailure failure{errno, {}};
-  std::strncpy(failure.step, step, sizeof failure.step - 1);
-  (void)!write(pipe, &failure, sizeof failure);
-  _exit(127);
-}
-
-// In the child. A cpuset may have shrunk since the topology was read: then it is said in the
-// worker's own errors, and the worker runs where it may.
-void BindSelf(const Binding& binding) {
-  if (!binding.cpus.empty()) {
-    const auto count = static_cast<size_t>(binding.cpus.back()) + 1;
-    cpu_set_t* const set = CPU_ALLOC(count);
-    CPU_ZERO_S(CPU_ALLOC_SIZE(count), set);
-    for (const int cpu : binding.cpus)
-      CPU_SET_S(static_cast<size_t>(cpu), CPU_ALLOC_SIZE(count), set);
-    if (sched_setaffinity(0, CPU_ALLOC_SIZE(count), set) != 0)
-      PrintToStderr("outlast: CPUs {}: {}: not bound\n", CpuList(binding.cpus),
-                    std::strerror(errno));
-    CPU_FREE(set);
-  }
-  if (binding.numa < 0) return;
-  constexpr size_t kBits = 8 * sizeof(unsigned long);
-  std::array<unsigned long, 16> nodes{};  // the kernel's largest configuration has 1024 of them
-  const auto node = static_cast<size_t>(binding.numa);
-  if (node >= kBits * nodes.size()) return;
-  nodes[node / kBits] = 1ul << node % kBits;
-  // A container's filter may forbid it, and the node may have no memory for us.
-  if (syscall(SYS_set_mempolicy, kPreferred, nodes.data(), kBits * nodes.size() + 1) != 0)
-    PrintToStderr("outlast: memory of NUMA node {}: {}: it comes from where it is touched\n",
-                  binding.numa, std::strerror(errno));
-}
-
-// All that a child needs, ready before it is made: each page that it touches is copied for it. Not
-// vfork, under which a program on a disk that hangs would stop us too.
-struct Prepared {
-  std::vector<std::string> strings;  // of the environment
-  std::vector<char*> environment, arguments;
-  std::vector<UniqueFd> handed_down;  // not close-on-exec; here only until the child has its own
-};
-
 // One worker, from its fork until nothing of its tree is left.
 struct Ward {
   uint64_t incarnation = 0;
   pid_t pid = 0;
   std::string tag;
-  UniqueFd failure;           // the reading end of the exec pipe
+  UniqueFd failure;           // the reading end of the exec pipe, or the gate of a forked one
+  bool is_gated = false;      // forked, and not let go yet
   bool asked_to_end = false;  // by a signal that a trainer may answer in its own time
   bool killing = false;
   bool stuck_told = false;
@@ -127,9 +69,17 @@ class GuardianProcess {
   // A slot keeps its box for the whole job.
   void KeepBlackBox(const Birth& birth);
   void Deliver(Birth birth);
-  absl::Status Prepare(const Birth& birth, const std::string& tag, Prepared& prepared) const;
-  [[noreturn]] void BecomeWorker(const Birth& birth, const Prepared& prepared, int failure_pipe);
+  void StartTemplate(PayloadReader& order, std::vector<UniqueFd> fds);
+  // False: a fresh process is wanted.
+  bool AskTemplate(Birth& birth);
+  void ListenToTemplate(bool is_readable);
+  void TakeNewsOfTemplate();
+  void Adopt(TemplateProcess::News::Forked forked);
+  void OpenGates();
+  std::string TagOf(const Birth& birth) const;
+  int PollMillis() const;
   void RefuseBirth(const Birth& birth, std::string_view why);
+  void CancelBirth(int slot, uint64_t incarnation);
 
   void Forward(Ward& ward, int signal);
   void SignalTree(const Ward& ward, int signal);
@@ -154,6 +104,7 @@ class GuardianProcess {
   std::map<int, Ward> wards_;            // by slot
   std::deque<Birth> births_;             // wait until no tree is being killed
   std::map<int, UniqueFd> black_boxes_;  // by slot
+  std::optional<TemplateProcess> template_;
   std::string run_dir_;
   bool was_told_to_finish_ = false;
 };
@@ -175,17 +126,30 @@ bool GuardianProcess::SetUp() {
 
 void GuardianProcess::Serve() {
   while (true) {
-    pollfd waits[2] = {{agent_.fd(), POLLIN, 0}, {child_ended_.get(), POLLIN, 0}};
-    if (poll(waits, 2, is_killing() ? kLookAgainMillis : -1) < 0 && errno != EINTR) return;
+    const int of_template = template_.has_value() ? template_->fd() : -1;  // -1: poll leaves it out
+    pollfd waits[3] = {
+        {agent_.fd(), POLLIN, 0}, {child_ended_.get(), POLLIN, 0}, {of_template, POLLIN, 0}};
+    if (poll(waits, 3, PollMillis()) < 0 && errno != EINTR) return;
     if (waits[1].revents != 0) {
       signalfd_siginfo info[16];
       while (read(child_ended_.get(), info, sizeof info) > 0) {
       }
     }
+    // Before children are reaped: what it has forked must be known by then.
+    if (template_.has_value()) ListenToTemplate(waits[2].revents != 0);
     Reap();
     if (waits[0].revents != 0 && !TakeOrder()) return;
     Settle();
   }
+}
+
+int GuardianProcess::PollMillis() const {
+  if (is_killing()) return kLookAgainMillis;
+  if (!template_.has_value()) return -1;
+  const int64_t due = template_->due_nanos();
+  if (due == TemplateProcess::kNever) return -1;
+  // Rounded up: woken early, it would ask for no time at all.
+  return static_cast<int>(std::max<int64_t>(0, (due - MonotonicNanos()) / 1'000'000 + 1));
 }
 
 // --- Orders ---
@@ -205,16 +169,13 @@ bool GuardianProcess::TakeOrder() {
     TakeBirth(order, slot, incarnation, std::move((*packet)->fds));
     return true;
   }
+  if (kind == GuardianOrder::kTemplate) {
+    StartTemplate(order, std::move((*packet)->fds));
+    return true;
+  }
   const auto found = wards_.find(slot);
   if (found == wards_.end() || found->second.incarnation != incarnation) {
-    // Ended meanwhile, or not born yet: then it never is.
-    for (auto birth = births_.begin(); birth != births_.end(); ++birth) {
-      if (birth->slot != slot || birth->incarnation != incarnation) continue;
-      Report(GuardianReportKind::kExited, slot, incarnation, 0, SIGKILL);
-      Report(GuardianReportKind::kGone, slot, incarnation, 0, 0);
-      births_.erase(birth);
-      break;
-    }
+    CancelBirth(slot, incarnation);
     return true;
   }
   Ward& ward = found->second;
@@ -228,6 +189,17 @@ bool GuardianProcess::TakeOrder() {
     Forward(ward, order.Int<int32_t>());
   }
   return true;
+}
+
+// Ended meanwhile, or not born yet: then it never is.
+void GuardianProcess::CancelBirth(int slot, uint64_t incarnation) {
+  const bool was_waiting = std::erase_if(births_, [&](const Birth& birth) {
+                             return birth.slot == slot && birth.incarnation == incarnation;
+                           }) > 0;
+  const bool was_asked = template_.has_value() && template_->Cancel(slot, incarnation);
+  if (!was_waiting && !was_asked) return;
+  Report(GuardianReportKind::kExited, slot, incarnation, 0, SIGKILL);
+  Report(GuardianReportKind::kGone, slot, incarnation, 0, 0);
 }
 
 void GuardianProcess::Forward(Ward& ward, int signal) {
@@ -257,7 +229,7 @@ void GuardianProcess::BeginKill(Ward& ward) {
 
 void GuardianProcess::TakeBirth(PayloadReader& order, int slot, uint64_t incarnation,
                                 std::vector<UniqueFd> fds) {
-  Birth birth{slot, incarnation, {}, {}, std::move(fds), {}};
+  Birth birth{slot, incarnation, order.Int<uint8_t>() != 0, {}, {}, std::move(fds), {}};
   for (uint32_t left = order.Int<uint32_t>(); left > 0 && order.ok(); --left)
     birth.environment.emplace_back(order.Text());
   for (uint32_t left = order.Int<uint32_t>(); left > 0 && order.ok(); --left)
@@ -292,20 +264,28 @@ void GuardianProcess::RefuseBirth(const Birth& birth, std::string_view why) {
   Report(GuardianReportKind::kGone, birth.slot, birth.incarnation, 0, 0);
 }
 
+std::string GuardianProcess::TagOf(const Birth& birth) const {
+  return fmt::format("{}.{}.{}", command_.run_id, birth.slot, birth.incarnation);
+}
+
 void GuardianProcess::Deliver(Birth birth) {
+  if (birth.may_be_forked && AskTemplate(birth)) return;
   Ward ward;
   ward.incarnation = birth.incarnation;
-  ward.tag = fmt::format("{}.{}.{}", command_.run_id, birth.slot, birth.incarnation);
+  ward.tag = TagOf(birth);
   int ends[2];
   if (pipe2(ends, O_CLOEXEC | O_NONBLOCK) != 0)
     return RefuseBirth(birth, fmt::format("make a pipe: {}", std::strerror(errno)));
   ward.failure = UniqueFd(ends[0]);
   const UniqueFd write_end(ends[1]);
-  Prepared prepared;
-  if (const absl::Status ready = Prepare(birth, ward.tag, prepared); !ready.ok())
+  PreparedBirth prepared;
+  if (const absl::Status ready = Prepare(birth, ward.tag, command_.arguments, prepared);
+      !ready.ok())
     return RefuseBirth(birth, MessageOf(ready));
   ward.pid = fork();
-  if (ward.pid == 0) BecomeWorker(birth, prepared, write_end.get());
+  if (ward.pid == 0) {
+    BecomeProgram(command_.program, birth, prepared, self_, command_.signal_mask, write_end.get());
+  }
   if (ward.pid < 0) return RefuseBirth(birth, fmt::format("fork: {}", std::strerror(errno)));
   setpgid(ward.pid,
           ward.pid);  // the child does so too: whoever comes first, no signal can miss the group
@@ -315,47 +295,72 @@ void GuardianProcess::Deliver(Birth birth) {
   wards_[birth.slot] = std::move(ward);
 }
 
-absl::Status GuardianProcess::Prepare(const Birth& birth, const std::string& tag,
-                                      Prepared& prepared) const {
-  // The tag comes first: it is found also in a very large environment.
-  std::vector<std::string>& wanted = prepared.strings;
-  wanted = {std::string(kTagVariable) + "=" + tag};
-  wanted.insert(wanted.end(), birth.environment.begin(), birth.environment.end());
-  for (size_t i = 0; i < birth.variables.size(); ++i) {
-    // Not close-on-exec; numbers that the user handed down stay his.
-    UniqueFd copy(fcntl(birth.fds[i + 3].get(), F_DUPFD, 3));
-    if (!copy.is_open()) return ErrnoStatus(errno, "hand down descriptors");
-    wanted.push_back(birth.variables[i] + "=" + std::to_string(copy.get()));
-    prepared.handed_down.push_back(std::move(copy));
-  }
-  std::set<std::string_view> names;
-  for (const std::string_view variable : wanted)
-    names.insert(variable.substr(0, variable.find('=')));
-  for (const std::string& variable : wanted)
-    prepared.environment.push_back(const_cast<char*>(variable.c_str()));
-  for (char** variable = environ; *variable != nullptr; ++variable) {
-    const std::string_view text(*variable);
-    if (!names.contains(text.substr(0, text.find('=')))) prepared.environment.push_back(*variable);
-  }
-  for (const std::string& argument : command_.arguments)
-    prepared.arguments.push_back(const_cast<char*>(argument.c_str()));
-  prepared.environment.push_back(nullptr);
-  prepared.arguments.push_back(nullptr);
-  return absl::OkStatus();
+// --- Template ---
+
+void GuardianProcess::StartTemplate(PayloadReader& order, std::vector<UniqueFd> fds) {
+  const std::string program(order.Text());
+  std::vector<std::string> arguments;
+  for (uint32_t left = order.Int<uint32_t>(); left > 0 && order.ok(); --left)
+    arguments.emplace_back(order.Text());
+  Birth birth{.fds = std::move(fds)};
+  for (uint32_t left = order.Int<uint32_t>(); left > 0 && order.ok(); --left)
+    birth.environment.emplace_back(order.Text());
+  template_.emplace(command_, program, std::move(arguments), std::move(birth));
 }
 
-void GuardianProcess::BecomeWorker(const Birth& birth, const Prepared& prepared, int failure_pipe) {
-  setpgid(0, 0);
-  prctl(PR_SET_PDEATHSIG, SIGKILL);
-  if (getppid() != self_) _exit(127);  // the guardian died before the line above
-  for (int fd = 0; fd < 3; ++fd) {
-    if (dup2(birth.fds[static_cast<size_t>(fd)].get(), fd) < 0)
-      FailChild(failure_pipe, "set up standard files");
+bool GuardianProcess::AskTemplate(Birth& birth) {
+  if (!template_.has_value()) return false;
+  if (!template_->is_ready()) {
+    Report(GuardianReportKind::kTemplateNote, 0, 0, 0, 0, "it is not ready");
+    return false;
   }
-  BindSelf(birth.binding);
-  sigprocmask(SIG_SETMASK, &command_.signal_mask, nullptr);
-  execve(command_.program.c_str(), prepared.arguments.data(), prepared.environment.data());
-  FailChild(failure_pipe, "run the command");
+  const absl::Status asked = template_->Fork(birth, TagOf(birth));
+  if (!asked.ok()) Report(GuardianReportKind::kTemplateNote, 0, 0, 0, 0, MessageOf(asked));
+  return asked.ok();
+}
+
+void GuardianProcess::ListenToTemplate(bool is_readable) {
+  if (is_readable) template_->OnReadable();
+  template_->Tick();
+  TakeNewsOfTemplate();
+}
+
+void GuardianProcess::TakeNewsOfTemplate() {
+  TemplateProcess::News news = template_->TakeNews();
+  if (news.is_ready) Report(GuardianReportKind::kTemplateReady, 0, 0, template_->pid(), 0);
+  for (auto& forked : news.forked) Adopt(std::move(forked));
+  for (const std::string& note : news.notes)
+    Report(GuardianReportKind::kTemplateNote, 0, 0, 0, 0, note);
+  for (Birth& birth : news.refused) {
+    birth.may_be_forked = false;
+    births_.push_front(std::move(birth));
+  }
+}
+
+void GuardianProcess::Adopt(TemplateProcess::News::Forked forked) {
+  const Birth& birth = forked.birth;
+  Ward ward;
+  ward.incarnation = birth.incarnation;
+  ward.tag = TagOf(birth);
+  ward.pid = forked.pid;
+  ward.failure = std::move(forked.gate);
+  ward.is_gated = true;
+  setpgid(ward.pid, ward.pid);
+  BindToCpus(ward.pid, birth.binding);
+  const absl::StatusOr<UniqueFd> pidfd = OpenPidFd(ward.pid);
+  constexpr int kFromTemplate = 1;
+  Report(GuardianReportKind::kStarted, birth.slot, birth.incarnation, ward.pid, kFromTemplate, {},
+         pidfd.ok() ? pidfd->get() : -1);
+  wards_[birth.slot] = std::move(ward);
+}
+
+// A new process never meets one of a tree that is being killed.
+void GuardianProcess::OpenGates() {
+  if (is_killing()) return;
+  for (auto& [slot, ward] : wards_) {
+    if (!std::exchange(ward.is_gated, false)) continue;
+    (void)!send(ward.failure.get(), "", 1, MSG_NOSIGNAL);  // gone already: then it is reaped
+  }
 }
 
 // --- Death ---
@@ -366,6 +371,9 @@ void GuardianProcess::Reap() {
     for (auto& [slot, candidate] : wards_) {
       if (candidate.pid == pid) ward = &candidate;
     }
+    const bool is_template = template_.has_value() && pid == template_->pid();
+    // It may be a fork that is about to be told.
+    if (ward == nullptr && !is_template && template_.has_value() && template_->is_asked()) continue;
     siginfo_t info{};
     // A worker's zombie stays until its tree is gone: so long nobody else can get its pid, or its
     // process group.
@@ -373,7 +381,13 @@ void GuardianProcess::Reap() {
     if ((ward != nullptr && ward->ended) ||
         waitid(P_PID, static_cast<id_t>(pid), &info, flags) != 0 || info.si_pid == 0)
       continue;
-    if (ward == nullptr) continue;
+    if (ward == nullptr) {
+      if (is_template) {
+        const bool has_code = info.si_code == CLD_EXITED;
+        template_->OnEnded(has_code ? info.si_status : 0, has_code ? 0 : info.si_status);
+      }
+      continue;
+    }
     ward->ended = true;
     (info.si_code == CLD_EXITED ? ward->code : ward->signal) = info.si_status;
   }
@@ -444,7 +458,9 @@ void GuardianProcess::Settle() {
   for (auto at = wards_.begin(); at != wards_.end();) {
     at = SettleWard(at->first, at->second) ? wards_.erase(at) : std::next(at);
   }
+  if (template_.has_value()) TakeNewsOfTemplate();
   RefuseBirthsIfStuck();
+  OpenGates();
   while (!births_.empty() && !is_killing() && !wards_.contains(births_.front().slot)) {
     Birth birth = std::move(births_.front());
     births_.pop_front();
@@ -467,7 +483,7 @@ std::vector<ProcessInfo> GuardianProcess::TreeOf(const Ward& ward, bool with_wor
     const bool belongs =
         process.group == ward.pid || process.session == ward.pid ||
         members.contains(process.parent) ||
-        (process.parent == self_ && EnvironmentOf(process.pid, kTagVariable) == ward.tag);
+        (process.parent == self_ && EnvironmentOf(process.pid, kSlotTagVariable) == ward.tag);
     if (!belongs) continue;
     members.insert(process.pid);
     tree.push_back(process);

@@ -9,6 +9,7 @@
 #include <climits>
 #include <cmath>
 #include <cstdlib>
+#include <utility>
 
 #include "base/error.h"
 #include "base/flag_values.h"
@@ -41,6 +42,7 @@ struct RawOptions {
   std::string standard_input;
   std::string bind;
   std::string metrics;
+  std::string template_command;
   NodeFlags nodes;
   bool no_python = false, module = false;  // torchrun's
 };
@@ -107,6 +109,10 @@ void Declare(CLI::App& app, LaunchOptions& options, RawOptions& raw) {
   app.add_option("--metrics", raw.metrics,
                  "Serve /metrics (Prometheus) and /status over HTTP; port 0: any (nowhere)")
       ->type_name("HOST:PORT");
+  app.add_option("--template", raw.template_command,
+                 "A program that does the slow start once and forks ranks that died (none); for "
+                 "Python 'python3 -m outlast_template MODULES'")
+      ->type_name("CMD");
   raw.nodes.Declare(app);
   DeclareTorchrun(app, raw);
 }
@@ -172,6 +178,9 @@ absl::Status Interpret(const RawOptions& raw, LaunchOptions& options) {
     if (!at.ok()) return RefuseValue("--metrics", raw.metrics, "HOST:PORT such as 127.0.0.1:9400");
     options.metrics = *at;
   }
+  OUTLAST_ASSIGN_OR_RETURN(options.template_command, SplitWords(raw.template_command));
+  if (options.template_command.empty() && !raw.template_command.empty())
+    return RefuseValue("--template", raw.template_command, "a command");
   OUTLAST_RETURN_IF_ERROR(
       ReadInteger("--max-restarts", raw.max_restarts, 0, INT_MAX, job.max_restarts));
   OUTLAST_RETURN_IF_ERROR(ReadSeconds("--grace", raw.grace, job.grace));
@@ -308,6 +317,34 @@ absl::StatusOr<ResolvedCommand> ResolveCommand(const std::vector<std::string>& c
   }
   resolved.arguments.insert(resolved.arguments.end(), command.begin(), command.end());
   return resolved;
+}
+
+absl::StatusOr<std::vector<std::string>> SplitWords(std::string_view text) {
+  std::vector<std::string> words;
+  char quote = '\0';
+  bool in_word = false;
+  for (size_t i = 0; i < text.size(); ++i) {
+    const char c = text[i];
+    const bool is_space = c == ' ' || c == '\t' || c == '\n';
+    if (is_space && quote == '\0') {
+      in_word = false;
+      continue;
+    }
+    if (!std::exchange(in_word, true)) words.emplace_back();
+    if (quote == '\0' && (c == '\'' || c == '"')) {
+      quote = c;
+    } else if (c == quote) {
+      quote = '\0';
+    } else if (c == '\\' && quote != '\'' && i + 1 < text.size()) {
+      words.back() += text[++i];
+    } else {
+      words.back() += c;
+    }
+  }
+  if (quote != '\0')
+    return Error(absl::StatusCode::kInvalidArgument, "'{}': the quote {} does not end", text,
+                 quote);
+  return words;
 }
 
 absl::Status CheckPlace(int world, const Variables& variables) {

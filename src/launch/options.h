@@ -29,6 +29,12 @@ enum class Interpreter {
   kModule,  // as a Python module (torchrun's -m)
 };
 
+// What to execute: an absolute or relative path, and the arguments.
+struct ResolvedCommand {
+  std::string program;
+  std::vector<std::string> arguments;
+};
+
 struct LaunchOptions {
   JobOptions job;                          // world: of this node
   std::optional<NodesOptions> nodes;       // none: one
@@ -39,6 +45,8 @@ struct LaunchOptions {
   bool stdin_to_rank_0 = false;
   std::vector<std::string> command;  // as given
   Interpreter interpreter = Interpreter::kByName;
+  std::vector<std::string> template_command;  // as given; empty: none
+  ResolvedCommand template_program;           // what it is; not from the command line
   BindTo bind = BindTo::kNone;
   std::optional<HostPort> metrics;  // where /metrics and /status are served; none: not on TCP
   // Of remote roots; not from the command line. Null: folders alone.
@@ -50,16 +58,15 @@ struct LaunchOptions {
 absl::StatusOr<LaunchOptions> ParseLaunchOptions(const std::vector<std::string>& arguments,
                                                  std::string* help);
 
-// What to execute: an absolute or relative path, and the arguments.
-struct ResolvedCommand {
-  std::string program;
-  std::vector<std::string> arguments;
-};
 // Finds the command as a shell would, on `path` (PATH). kNotFound, kPermissionDenied: no such file,
 // not executable; named.
 absl::StatusOr<ResolvedCommand> ResolveCommand(const std::vector<std::string>& command,
                                                const std::string& path,
                                                Interpreter interpreter = Interpreter::kByName);
+
+// The words of `text` as a shell would take them, with its quotes and backslashes and nothing else.
+// kInvalidArgument: a quote that does not end.
+absl::StatusOr<std::vector<std::string>> SplitWords(std::string_view text);
 
 // kInvalidArgument: this process was itself started as one of several ranks by another launcher, so
 // that each would start a world of its own; or what launchers left in its environment is

@@ -68,10 +68,14 @@ int Run(const std::vector<std::string>& arguments) {
   }
   if (const absl::Status fits = CheckSurroundings(*options); !fits.ok()) return Refuse(fits);
   const char* path = std::getenv("PATH");
-  auto command =
-      ResolveCommand(options->command, path != nullptr ? path : "/usr/local/bin:/usr/bin:/bin",
-                     options->interpreter);
+  if (path == nullptr) path = "/usr/local/bin:/usr/bin:/bin";
+  auto command = ResolveCommand(options->command, path, options->interpreter);
   if (!command.ok()) return Refuse(command.status());
+  if (!options->template_command.empty()) {
+    auto program = ResolveCommand(options->template_command, path);
+    if (!program.ok()) return Refuse(Annotate(program.status(), "--template"));
+    options->template_program = *std::move(program);
+  }
 
   const Id128 run_id = Id128::Random();
   GuardianCommand orders{command->program, command->arguments, run_id.hex(), {}};

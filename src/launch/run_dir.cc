@@ -69,9 +69,17 @@ absl::StatusOr<RunDir::LogFiles> RunDir::OpenLogs(uint64_t generation, int rank)
   const std::string folder = fmt::format("{}/logs/g{}", path_, generation);
   const absl::Status made = MakeFolder(folder);
   if (!made.ok() && !absl::IsAlreadyExists(made)) return made;
+  return OpenBoth(fmt::format("{}/rank{}", folder, rank));
+}
+
+absl::StatusOr<RunDir::LogFiles> RunDir::OpenTemplateLogs() const {
+  return OpenBoth(path_ + "/logs/template");
+}
+
+absl::StatusOr<RunDir::LogFiles> RunDir::OpenBoth(const std::string& base) {
   LogFiles files;
-  files.output_path = fmt::format("{}/rank{}.out", folder, rank);
-  files.error_path = fmt::format("{}/rank{}.err", folder, rank);
+  files.output_path = base + ".out";
+  files.error_path = base + ".err";
   OUTLAST_ASSIGN_OR_RETURN(files.output, OpenToAppend(files.output_path));
   OUTLAST_ASSIGN_OR_RETURN(files.error, OpenToAppend(files.error_path));
   return files;

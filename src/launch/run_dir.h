@@ -17,6 +17,8 @@
 //     metrics.address HOST:PORT of /metrics, with --metrics
 //     logs/g<generation>/rank<r>.{out,err}
 //                     what each process wrote; the generation that spawned it, and the rank
+//     logs/template.{out,err}
+//                     what the template wrote, with --template
 //     coordinator/    where this agent leads the job: the coordinator's journal
 //     stacks/<n>/rank<r>.txt
 //                     native stacks, when asked for or when a rank hung
@@ -52,6 +54,7 @@ class RunDir {
     UniqueFd output, error;
   };
   absl::StatusOr<LogFiles> OpenLogs(uint64_t generation, int rank) const;
+  absl::StatusOr<LogFiles> OpenTemplateLogs() const;
 
   // One line; what does not fit on the disk is lost, never waited for.
   void AppendEvent(std::string_view json_line) const;
@@ -59,6 +62,8 @@ class RunDir {
   absl::Status WriteReport(std::string_view json) const;
 
  private:
+  static absl::StatusOr<LogFiles> OpenBoth(const std::string& base);
+
   RunDir(std::string path, UniqueFd events) : path_(std::move(path)), events_(std::move(events)) {}
 
   std::string path_;

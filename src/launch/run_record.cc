@@ -103,15 +103,19 @@ double RunRecord::Seconds() const {
   return absl::ToDoubleSeconds(Clock::Real().Uptime() - started_up_);
 }
 
-void RunRecord::Started(const SpawnWorker& worker, int rank, int pid) {
+void RunRecord::Started(const SpawnWorker& worker, int rank, int pid, bool is_forked) {
   if (worker.attempt > 0) ++restarts_;
-  Write("worker_started", {{"rank", rank},
-                           {"slot", worker.slot},
-                           {"incarnation", worker.incarnation},
-                           {"generation", worker.generation},
-                           {"attempt", worker.attempt},
-                           {"pid", pid}});
+  ordered_json fields = {{"rank", rank},
+                         {"slot", worker.slot},
+                         {"incarnation", worker.incarnation},
+                         {"generation", worker.generation},
+                         {"attempt", worker.attempt},
+                         {"pid", pid}};
+  if (is_forked) fields["from"] = "template";
+  Write("worker_started", fields);
 }
+
+void RunRecord::TemplateReady(int pid) { Write("template_ready", {{"pid", pid}}); }
 
 void RunRecord::Ended(int slot, int rank, uint64_t incarnation, const ProcessEnd& end,
                       const std::string& error) {

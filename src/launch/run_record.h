@@ -29,7 +29,8 @@ class RunRecord {
 
   // Of a job of several nodes: its run id, once a coordinator has told it. May come twice.
   void Joined(const Id128& run_id);
-  void Started(const SpawnWorker& worker, int rank, int pid);
+  void Started(const SpawnWorker& worker, int rank, int pid, bool is_forked);
+  void TemplateReady(int pid);
   void Ended(int slot, int rank, uint64_t incarnation, const ProcessEnd& end,
              const std::string& error);
   void Committed(const CommitGeneration& commit);

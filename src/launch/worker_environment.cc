@@ -2,8 +2,10 @@
 
 #include <sys/socket.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <cstdlib>
+#include <filesystem>
 
 #include "base/error.h"
 
@@ -22,6 +24,24 @@ absl::StatusOr<UniqueFd> BindFreePort(const std::string& host) {
   if (setsockopt(held.get(), SOL_SOCKET, SO_REUSEADDR, &on, sizeof on) != 0)
     return ErrnoStatus(errno, "set SO_REUSEADDR");
   return held;
+}
+
+// Beside the tool, in the build tree as after the install.
+std::string OwnPythonFolder() {
+  std::error_code unknown;
+  const auto bin = std::filesystem::read_symlink("/proc/self/exe", unknown).parent_path();
+  auto folder = bin / "share/outlast/python";
+  if (!std::filesystem::exists(folder, unknown))
+    folder = bin.parent_path() / "share/outlast/python";
+  return folder;
+}
+
+// Defaults: our own environment's go first.
+void AddDefaults(int local_world, std::vector<std::string>& variables) {
+  if (local_world > 1 && std::getenv("OMP_NUM_THREADS") == nullptr)
+    variables.push_back("OMP_NUM_THREADS=1");
+  if (std::getenv("TORCH_NCCL_ASYNC_ERROR_HANDLING") == nullptr)
+    variables.push_back("TORCH_NCCL_ASYNC_ERROR_HANDLING=1");
 }
 
 }  // namespace
@@ -50,10 +70,22 @@ std::vector<std::string> EnvironmentOf(const WorkerPlace& place) {
     variables.push_back(fmt::format("MASTER_ADDR={}", place.master->host));
     variables.push_back(fmt::format("MASTER_PORT={}", place.master->port));
   }
-  if (place.local_world > 1 && std::getenv("OMP_NUM_THREADS") == nullptr)
-    variables.push_back("OMP_NUM_THREADS=1");
-  if (std::getenv("TORCH_NCCL_ASYNC_ERROR_HANDLING") == nullptr)
-    variables.push_back("TORCH_NCCL_ASYNC_ERROR_HANDLING=1");
+  AddDefaults(place.local_world, variables);
+  return variables;
+}
+
+std::vector<std::string> TemplateEnvironment(int slots, const std::string& program,
+                                             const std::vector<std::string>& arguments) {
+  std::vector<std::string> variables;
+  AddDefaults(slots, variables);
+  if (std::find(arguments.begin(), arguments.end(), "outlast_template") == arguments.end())
+    return variables;
+  variables.push_back(fmt::format("OUTLAST_TEMPLATE_PROGRAM={}", program));
+  const char* const before = std::getenv("PYTHONPATH");
+  if (before != nullptr) variables.push_back(fmt::format("OUTLAST_TEMPLATE_PYTHONPATH={}", before));
+  variables.push_back(
+      fmt::format("PYTHONPATH={}{}", OwnPythonFolder(),
+                  before == nullptr || *before == '\0' ? "" : fmt::format(":{}", before)));
   return variables;
 }
 

@@ -34,6 +34,12 @@ struct WorkerPlace {
 // environment has them.
 std::vector<std::string> EnvironmentOf(const WorkerPlace& place);
 
+// Of a template whose node has `slots` workers: the defaults among the above; and for
+// `python3 -m outlast_template` a PYTHONPATH where that is found, with the true one in
+// OUTLAST_TEMPLATE_PYTHONPATH, and `program` in OUTLAST_TEMPLATE_PROGRAM.
+std::vector<std::string> TemplateEnvironment(int slots, const std::string& program,
+                                             const std::vector<std::string>& arguments);
+
 // One TCP port of this node's address a generation. It is held as a socket that is bound with
 // SO_REUSEADDR and does not listen: while it is, a stranger can neither bind nor reach the port,
 // but the worker's own server, which sets SO_REUSEADDR too, can.

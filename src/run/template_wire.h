@@ -1,0 +1,47 @@
+// The template protocol, version 1: what `outlast run --template CMD` and CMD say to each other.
+//
+// A template is a process that has done a trainer's slow start once (imports, tables), and from
+// then on forks ranks that begin where it stands. It finds a SOCK_SEQPACKET descriptor's number in
+// OUTLAST_TEMPLATE_FD. Each message is one packet of at most 128 KiB with at most 16 descriptors;
+// integers are little endian, a Text is u32 length and bytes, a List is u32 count and its items.
+//
+//   guardian -> template
+//     1 kStart   u32 version, Text program, List of Text arguments (argument 0 too): the job's
+//                command, what forked ranks are to run. The first message.
+//     2 kFork    u64 request, i32 pid of the guardian, List of Text NAME=value, List of Text names,
+//                i32 NUMA node to take memory from first, or -1.
+//                Descriptors: the gate; standard input, output and error; then one for each name:
+//                that variable is to hold its number.
+//   template -> guardian
+//     1 kReady   u32 version. Slow work is done; the template has one thread and no CUDA.
+//     2 kForked  u64 request, i32 pid: a child of the guardian by now (the template forks twice and
+//                reaps the process between, or uses CLONE_PARENT), waiting at its gate.
+//     3 kRefused u64 request, Text why, for people (at most 300 bytes are read).
+//
+// A forked child reads one byte from its gate. At the end of file it exits without a word: it was
+// given up. With the byte it is a rank: it sets PR_SET_PDEATHSIG to SIGKILL, exits unless its
+// parent is the guardian, takes its descriptors and variables, closes the gate and the protocol's
+// socket, and goes on. It puts OUTLAST_SLOT_TAG's value, zeros behind it, in the place of the
+// template's own in the memory that /proc/self/environ shows: helpers are found by it.
+// CPUs and process group are set by the guardian.
+//
+// An answer must come within kTemplateDeadline; else, or when the template ends, refuses or says
+// anything else, the rank gets a fresh process. At the end of file the template exits.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+namespace outlast {
+
+inline constexpr uint32_t kTemplateVersion = 1;
+inline constexpr char kTemplateVariable[] = "OUTLAST_TEMPLATE_FD";
+inline constexpr char kSlotTagVariable[] = "OUTLAST_SLOT_TAG";
+inline constexpr int64_t kTemplateDeadlineNanos = 2'000'000'000;
+inline constexpr size_t kTemplateTextBytes = 300;
+inline constexpr size_t kForkOwnDescriptors = 4;  // the gate and the standard files
+
+enum class TemplateOrder : uint8_t { kStart = 1, kFork = 2 };
+enum class TemplateAnswer : uint8_t { kReady = 1, kForked = 2, kRefused = 3 };
+
+}  // namespace outlast
