@@ -9,10 +9,11 @@ FIGURES = {
     "persist.rate", "persist.cpu", "checkpoint.plan", "checkpoint.tiny", "checkpoint.stall_lazy", "checkpoint.snapshot_eager",
     "checkpoint.persist", "checkpoint.persist_cpu", "checkpoint.restore_buffer", "checkpoint.restore_disk", "checkpoint.rss_growth",
     "checkpoint.step_slowdown", "remote.upload", "remote.fetch", "meter.mark", "flight.record",
-    "launch.start_2", "allreduce.2_nodes_1mb", "allreduce.4_nodes_1mb", "allreduce.2_nodes_64mb", "allreduce.4_nodes_64mb",
+    "launch.start_2", "restart.term_ignored", "agent.kill_to_no_orphan", "allreduce.2_nodes_1mb", "allreduce.4_nodes_1mb", "allreduce.2_nodes_64mb", "allreduce.4_nodes_64mb",
 }
-OF_GRPC = {"join.128", "join.1024"}  # where it is built
-MAY_BE_ZERO = {"restart.steps_lost"}
+OF_GRPC = {"join.128", "join.1024", "restart.node_lost", "restart.node_lost_from_kill", "coordinator.steps_lost",
+           "coordinator.outage_pace"}  # where it is built
+MAY_BE_ZERO = {"restart.steps_lost", "coordinator.steps_lost"}
 DIFFERENCES = {"checkpoint.rss_growth", "checkpoint.step_slowdown"}  # zero and less too
 
 

@@ -139,14 +139,14 @@ std::optional<double> TimeCommand(const std::vector<std::string>& command,
 int main(int argc, char** argv) {
   using namespace outlast::bench;
   const std::map<std::string, std::vector<void (*)(const Settings&, Report&)>> areas = {
-      {"launch", {MeasureLaunch, MeasureJoin}},
+      {"launch", {MeasureLaunch, MeasureJoin, MeasureOutage}},
       {"run", {MeasureRestart, MeasureCollectives}},
       {"elastic", {MeasureRestart}},
       {"checkpoint", {MeasureCheckpoint}},
       {"meter", {MeasureMeter}},
       {"blackbox", {MeasureBlackBox}},
       {"",
-       {MeasureMeter, MeasureBlackBox, MeasureLaunch, MeasureJoin, MeasureRestart,
+       {MeasureMeter, MeasureBlackBox, MeasureLaunch, MeasureJoin, MeasureOutage, MeasureRestart,
         MeasureCollectives, MeasureCheckpoint}}};
   std::vector<std::string> only;
   std::string area, peers, json_path, folder = std::filesystem::temp_directory_path();
@@ -158,7 +158,7 @@ int main(int argc, char** argv) {
   app.add_option("--only", only, "Only figures whose names contain one of these")
       ->delimiter(',')
       ->type_name("TEXT,...");
-  app.add_option("--peers", peers, "What bench/peers/checkpoint.py wrote, to stand beside ours")
+  app.add_option("--peers", peers, "What a script of bench/peers wrote, to stand beside ours")
       ->type_name("FILE");
   app.add_flag("--smoke", settings.smoke, "Tiny counts: shows that it works, not how fast");
   CLI11_PARSE(app, argc, argv);
@@ -173,6 +173,7 @@ int main(int argc, char** argv) {
       std::filesystem::canonical("/proc/self/exe").parent_path().parent_path();
   settings.tool = build / "outlast";
   settings.trainer = build / "bench" / "outlast_restart_trainer";
+  settings.nodes_trainer = build / "bench" / "outlast_nodes_trainer";
   if (const auto file = build / "outlast_agent_streams"; std::filesystem::exists(file))
     settings.agent_streams = file;
   settings.folder = std::filesystem::absolute(folder) / "outlast-bench-XXXXXX";
@@ -181,7 +182,7 @@ int main(int argc, char** argv) {
     return 2;
   }
   if (!peers.empty() && !ReadPeers(peers, settings)) {
-    fmt::print(stderr, "bench: --peers '{}': lines of bench/peers/checkpoint.py wanted\n", peers);
+    fmt::print(stderr, "bench: --peers '{}': lines of a script of bench/peers wanted\n", peers);
     std::filesystem::remove_all(settings.folder);
     return 2;
   }

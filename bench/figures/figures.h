@@ -58,6 +58,7 @@ class Report {
 
 struct Settings {
   std::string tool, trainer;               // paths of `outlast` and of the restart trainer
+  std::string nodes_trainer;               // of the workers without a state
   std::string agent_streams;               // of the made-up agents; empty: built without gRPC
   std::string folder;                      // for files; the disk that is measured
   bool smoke = false;                      // tiny counts: whether it works, not how fast
@@ -70,7 +71,8 @@ void MeasureRestart(const Settings& settings, Report& report);
 void MeasureCheckpoint(const Settings& settings, Report& report);
 void MeasureLargeState(const Settings& settings, Report& report);  // a part of it
 void MeasureLaunch(const Settings& settings, Report& report);
-void MeasureJoin(const Settings& settings, Report& report);  // a part of it
+void MeasureJoin(const Settings& settings, Report& report);    // a part of it
+void MeasureOutage(const Settings& settings, Report& report);  // another one
 void MeasureMeter(const Settings& settings, Report& report);
 void MeasureCollectives(const Settings& settings, Report& report);
 void MeasureBlackBox(const Settings& settings, Report& report);

@@ -24,6 +24,7 @@ void MeasureLaunch(const Settings& settings, Report& report) {
   if (!bare.empty()) figure.limit = Reference{"a shell that starts them", Quantile(bare, 0.5)};
   const auto peer = Times({"torchrun", "--nproc-per-node", "2", "--no-python", "/bin/true"},
                           settings.smoke ? 1 : 3);
+  figure.peer = settings.PeerOf(figure.name);
   if (!peer.empty()) figure.peer = Reference{"torchrun", Quantile(peer, 0.5)};
   report.Add(figure);
 }

@@ -7,6 +7,7 @@
 
 #include <algorithm>
 #include <cstdio>
+#include <exception>
 #include <limits>
 #include <utility>
 
@@ -36,6 +37,18 @@ absl::StatusOr<WorkerEnvironment> TakeEnvironment(const RunOptions& options) {
 }
 
 void NameThisThread(const char* name) { pthread_setname_np(pthread_self(), name); }
+
+// Breaking a communicator is other people's code, and theirs may throw. Without this a survivor
+// would die of a peer's death.
+void CallUser(const std::function<void()>& callback) {
+  try {
+    callback();
+  } catch (const std::exception& thrown) {
+    PrintToStderr("outlast: an OnAbort callback threw: {}\n", thrown.what());
+  } catch (...) {
+    PrintToStderr("outlast: an OnAbort callback threw what is no std::exception\n");
+  }
+}
 
 }  // namespace
 
@@ -437,7 +450,7 @@ std::vector<std::function<void()>> RunState::StartCallbacks() {
 void RunState::RunOnThread(std::function<void()> callback) {
   callback_threads_.emplace_back([run = std::move(callback)] {
     NameThisThread("outlast-abort");
-    run();
+    CallUser(run);
   });
 }
 

@@ -45,6 +45,11 @@ struct Bench {
              cluster.coordinator()->state().generation() == generation && cluster.IsWhole();
     });
   }
+  bool Reforms() {
+    return cluster.Run(absl::Seconds(30), [&] {
+      return cluster.coordinator()->phase() == CoordinatorPhase::kReforming;
+    });
+  }
   bool Ends(int code, absl::Duration within = absl::Minutes(2)) {
     return cluster.Run(within, [&] { return cluster.AllAgentsAreOver(); }) &&
            cluster.job_code() == code;
@@ -131,6 +136,40 @@ TEST(Coordinator, ALostNodeIsReplacedByASpareAfterTheGraceAndCostsNoRestart) {
   EXPECT_EQ(after, before) << "only the lost node's rank moved";
   EXPECT_EQ(bench.cluster.coordinator()->state().history.crashes, 0);
   EXPECT_EQ(bench.cluster.coordinator()->state().history.others, 1);
+}
+
+TEST(Coordinator, AnAgentThatComesDuringAReformIsASpareOfIt) {
+  Bench bench(Nodes(9, 8, 8), 8);
+  ASSERT_TRUE(bench.RunsIn(1));
+  bench.Train();
+  const std::vector<std::string> before = bench.Holders();
+  bench.cluster.KillWorker(3, 0, kKill9);
+  ASSERT_TRUE(bench.Reforms());
+  bench.cluster.StartAgent(8);
+  ASSERT_TRUE(bench.RunsIn(2));
+  EXPECT_EQ(bench.Holders(), before) << "it disturbs nothing";
+
+  bench.cluster.CrashAgent(5);
+  ASSERT_TRUE(bench.RunsIn(3)) << "it takes the lost one's place";
+  EXPECT_EQ(bench.cluster.newest_commit().map.world, 8);
+  EXPECT_NE(bench.Holders(), before);
+}
+
+TEST(Coordinator, AnAgentThatIsLostDuringAReformIsReplacedInTheNext) {
+  Bench bench(Nodes(9, 8, 8));
+  ASSERT_TRUE(bench.RunsIn(1));
+  bench.Train();
+  const std::vector<std::string> holders = bench.Holders();
+  const int lost = holders[5][2] - '0', killed = holders[3][2] - '0';
+  bench.cluster.KillWorker(killed, 0, kKill9);
+  ASSERT_TRUE(bench.Reforms());
+  bench.cluster.CrashAgent(lost);
+  ASSERT_TRUE(bench.RunsIn(2, absl::Minutes(2)) || bench.RunsIn(3, absl::Minutes(2)));
+  EXPECT_EQ(bench.cluster.newest_commit().map.world, 8);
+  const std::vector<std::string> after = bench.Holders();
+  EXPECT_NE(after[5], holders[5]);
+  EXPECT_EQ(after[3], holders[3]);
+  EXPECT_EQ(bench.cluster.coordinator()->state().history.crashes, 1) << "a spare costs nothing";
 }
 
 TEST(Coordinator, PlainWorkersStartAgainWhenANodeOfTheirsIsLost) {

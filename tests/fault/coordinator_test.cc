@@ -152,6 +152,26 @@ TEST_F(CoordinatorProcess, ASecondSignalEndsTheWaitForLateAgents) {
   EXPECT_NE(coordinator_->Wait(Within(10)), -1);
 }
 
+TEST_F(CoordinatorProcess, AThousandAgentsThatComeAtOnceAllJoin) {
+#ifdef OUTLAST_SANITIZED
+  constexpr int kProcesses = 4, kStreams = 32;
+#else
+  constexpr int kProcesses = 16, kStreams = 64;
+#endif
+  StartCoordinator(std::to_string(kProcesses * kStreams));
+  for (int i = 0; i < kProcesses; ++i) {
+    agents_.push_back(std::make_unique<PipedProcess>(
+        std::vector<std::string>{BuildFolder() / "outlast_agent_streams", listen_, "job",
+                                 std::to_string(i * kStreams), std::to_string(kStreams)}));
+  }
+  for (const auto& agent : agents_)
+    ASSERT_NE(agent->LineWith("ready", Within(20)), "") << agent->seen();
+  for (const auto& agent : agents_) agent->Go();
+  for (const auto& agent : agents_)
+    EXPECT_NE(agent->LineWith("open 1", Within(20)), "") << agent->seen();
+  EXPECT_THAT(coordinator_->seen(), Not(HasSubstr("refused")));
+}
+
 // gRPC gives up listening for good where accept finds no descriptor.
 TEST_F(CoordinatorProcess, ManyWhoSayNothingDoNotStopItFromListening) {
   rlimit before{};

@@ -295,6 +295,102 @@ TEST_F(Nodes, ALeaderThatIsToldToLeaveStopsTheJob) {
   for (const int k : {1, 2}) EndsWith(k, 81);
 }
 
+// --- Arrivals, names and clocks ---
+
+TEST_F(Nodes, NodesThatComeOneAfterAnotherMeet) {
+  StartTrainer(2, "3");  // before there is anybody who leads
+  ASSERT_NE(agents_.at(2)->LineWith("no coordinator", Within(10)), "") << Seen();
+  StartTrainer(1, "3");
+  ASSERT_NE(agents_.at(1)->LineWith("leads job job", Within(10)), "") << Seen();
+  ASSERT_NE(agents_.at(2)->LineWith("the coordinator is there", Within(20)), "") << Seen();
+  EXPECT_EQ(Read("log"), "") << "two of three are not enough";
+  StartTrainer(3, "3");
+  ASSERT_TRUE(AllTrain(6)) << Seen();
+  EndTraining();
+  for (const int k : {1, 2, 3}) EndsWith(k, 0);
+}
+
+// The name is in a hosts file of this test's own.
+TEST_F(Nodes, ANameOfTheIpv6LoopbackServes) {
+  if (geteuid() != 0) GTEST_SKIP() << "needs root for a mount namespace";
+  std::ofstream(Path("hosts")) << "::1 lead.of.the.job\n";
+  const std::string lead = "lead.of.the.job:" + std::to_string(MasterPorts("::1").Of(1).value());
+  const std::string run = "mount --bind " + Path("hosts") + " /etc/hosts || exit 99; exec " +
+                          (BuildFolder() / "outlast").string() + " run -n 2 --nnodes 2 --job job" +
+                          " --coordinator " + lead + " --run-dir " + Path("runs");
+  std::string command;
+  for (const std::string& word : Trainer()) command += " " + word;
+  for (const int k : {1, 2}) {
+    const std::string rank = std::to_string(k);
+    agents_[k] = std::make_unique<PipedProcess>(std::vector<std::string>{
+        "/usr/bin/unshare", "-m", "sh", "-c",
+        run + " --node n" + rank + " --node-rank " + std::to_string(k - 1) + " --" + command});
+  }
+  EndTraining();
+  const int code = agents_.at(1)->Wait(Within(40));
+  if (code == 99) GTEST_SKIP() << "may not mount";
+  EXPECT_EQ(code, 0) << Seen();
+  EndsWith(2, 0);
+}
+
+TEST_F(Nodes, AStoppedAgentsRanksGoToTheSpareAndItGivesUpWhenItGoesOn) {
+  for (const int k : {1, 2, 3}) StartTrainer(k, "2", {"--spares", "1"});
+  ASSERT_TRUE(AllTrain(4)) << Seen();
+  const std::map<int, pid_t> before = Pids();
+
+  agents_.at(2)->Signal(SIGSTOP);
+
+  ASSERT_TRUE(AllTrain(4, 2)) << Seen();
+  for (const int rank : {0, 1}) EXPECT_EQ(Pids().at(rank), before.at(rank)) << rank;
+  const uint64_t generation = Rounds().back().generation;
+  agents_.at(2)->Signal(SIGCONT);
+  EXPECT_EQ(CountAliveAfter({before.at(2), before.at(3)}, absl::Seconds(20)), 0)
+      << "two that hold a rank: " << Seen();
+  ASSERT_TRUE(AllTrain(4, generation, Rounds().back().round + 20)) << Seen();
+  EXPECT_EQ(Rounds().back().generation, generation) << "its return disturbs nobody";
+  EndTraining();
+  EndsWith(1, 0, 60);
+  EndsWith(3, 0);
+  EndsWith(2, 0);
+}
+
+#ifndef OUTLAST_SANITIZED  // their run time wants to be the first of all libraries
+TEST_F(Nodes, AWallClockThatJumpsAnHourChangesNothing) {
+  setenv("LD_PRELOAD", (BuildFolder() / "tests" / "liboutlast_clock_shim.so").c_str(), 1);
+  for (const int k : {1, 2}) {
+    const std::string shift = Path("shift" + std::to_string(k));
+    std::ofstream(shift) << "0";
+    setenv("OUTLAST_TEST_CLOCK_SHIFT", shift.c_str(), 1);
+    StartTrainer(k, "2");
+  }
+  unsetenv("LD_PRELOAD");
+  unsetenv("OUTLAST_TEST_CLOCK_SHIFT");
+  ASSERT_TRUE(AllTrain(4)) << Seen();
+  const std::map<int, pid_t> before = Pids();
+  for (const auto& [k, agent] : agents_) {
+    std::ifstream maps("/proc/" + std::to_string(agent->pid()) + "/maps");
+    EXPECT_THAT(std::string(std::istreambuf_iterator<char>(maps), {}), HasSubstr("clock_shim"));
+  }
+
+  for (const auto& [first, second] : {std::pair{3600, -3600}, {-7200, 86400}, {0, 0}}) {
+    std::ofstream(Path("shift1")) << first;
+    std::ofstream(Path("shift2")) << second;
+    // Longer than the beats' limit of 3 s, all three together.
+    ASSERT_TRUE(AllTrain(4, 1, Rounds().back().round + 500)) << Seen();
+  }
+
+  EXPECT_EQ(Pids(), before);
+  EXPECT_EQ(Rounds().back().generation, 1u) << Seen();
+  // A death is judged and mended as ever.
+  std::ofstream(Path("shift1")) << 3600;
+  kill(before.at(3), SIGKILL);
+  ASSERT_TRUE(AllTrain(4, 2)) << Seen();
+  EndTraining();
+  for (const int k : {1, 2}) EndsWith(k, 0);
+  EXPECT_EQ(Report(1)["job_faults"].size(), 1u);
+}
+#endif
+
 // --- Checkpoints: the trainer knows its state of each step, and checks what it restores ---
 
 class NodesThatSave : public Nodes {
@@ -516,6 +612,13 @@ TEST_F(Nodes, AnAddressThatIsNotThisMachinesIsRefused) {
   EndsWith(1, 85);
   EXPECT_THAT(agents_.at(1)->seen(),
               HasSubstr("--advertise '192.0.2.1': an address of this machine wanted"));
+}
+
+TEST_F(Nodes, ANodeThatFindsNoCoordinatorFormsNoWorldOfItsOwn) {
+  StartTrainer(2, "1:2", {"--join-timeout", "1"});
+  EndsWith(2, 84);
+  EXPECT_THAT(agents_.at(2)->seen(), HasSubstr(coordinator_ + ": Connection refused"));
+  EXPECT_EQ(Read("log"), "") << "no worker ran";
 }
 
 TEST_F(Nodes, TooFewNodesEndWithEightyFour) {

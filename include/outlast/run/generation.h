@@ -42,7 +42,8 @@ class Generation {
   // Runs `callback` once, on a thread of its own, when the generation is aborted (at once if it is
   // already): break what blocks the trainer, such as communicators. It may block: a survivor that
   // is not back in ForEachGeneration within the grace (10 s) is replaced by a new process. What it
-  // captures must live as long as the body's call.
+  // throws is caught, and told on standard error. What it captures must live as long as the body's
+  // call.
   void OnAbort(std::function<void()> callback);
 
   // A small key-value store of this generation alone, such as for an ncclUniqueId: up to 64 KiB a
