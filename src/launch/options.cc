@@ -45,24 +45,6 @@ struct RawOptions {
   bool no_python = false, module = false;  // torchrun's
 };
 
-// "1,9,128-255"
-absl::Status ReadCodes(std::string_view flag, const std::string& text, std::vector<int>& codes) {
-  if (text.empty()) return absl::OkStatus();
-  codes.clear();
-  for (const std::string& part : CLI::detail::split(text, ',')) {
-    const size_t dash = part.find('-', 1);
-    int first = 0, last = 0;
-    absl::Status read = ReadInteger(flag, part.substr(0, dash), 1, 255, first);
-    last = first;
-    if (read.ok() && dash != std::string::npos)
-      read = ReadInteger(flag, part.substr(dash + 1), 1, 255, last);
-    if (!read.ok() || first == 0 || last < first)
-      return RefuseValue(flag, text, "exit codes from 1 to 255 such as 1,9,128-255");
-    for (int code = first; code <= last; ++code) codes.push_back(code);
-  }
-  return absl::OkStatus();
-}
-
 // torchrun's own flags, so that its command lines run unchanged; some are among the nodes'.
 void DeclareTorchrun(CLI::App& app, RawOptions& raw) {
   app.add_flag("-m,--module", raw.module, "CMD is a Python module, run by python3 -m");
