@@ -41,6 +41,7 @@ struct RawOptions {
   std::string standard_input;
   std::string bind;
   std::string metrics;
+  std::string preflight;
   NodeFlags nodes;
   bool no_python = false, module = false;  // torchrun's
 };
@@ -90,6 +91,14 @@ void Declare(CLI::App& app, LaunchOptions& options, RawOptions& raw) {
                  "Serve /metrics (Prometheus) and /status over HTTP; port 0: any (nowhere)")
       ->type_name("HOST:PORT");
   raw.nodes.Declare(app);
+  app.add_option("--preflight", raw.preflight,
+                 "Look first whether this node is fit, as outlast preflight does (on of several "
+                 "nodes, off of one)")
+      ->type_name("on|off");
+  app.add_option("--probe", options.probes,
+                 "A command that preflight runs as well; may be repeated")
+      ->type_name("CMD")
+      ->allow_extra_args(false);
   DeclareTorchrun(app, raw);
 }
 
@@ -136,6 +145,18 @@ absl::Status ReadBinding(const std::string& text, BindTo& bind) {
   return absl::OkStatus();
 }
 
+// After ReadNodes.
+absl::Status ReadPreflight(const std::string& text, LaunchOptions& options) {
+  if (!text.empty() && text != "on" && text != "off")
+    return RefuseValue("--preflight", text, "on or off");
+  if (text == "off" && !options.probes.empty())
+    return Error(absl::StatusCode::kInvalidArgument,
+                 "--probe '{}' and --preflight off: at most one wanted", options.probes.front());
+  options.preflight =
+      text.empty() ? options.nodes.has_value() || !options.probes.empty() : text == "on";
+  return absl::OkStatus();
+}
+
 absl::Status ReadInterpreter(const RawOptions& raw, LaunchOptions& options) {
   if (raw.module && raw.no_python)
     return Error(absl::StatusCode::kInvalidArgument, "-m and --no-python: at most one wanted");
@@ -166,6 +187,7 @@ absl::Status Interpret(const RawOptions& raw, LaunchOptions& options) {
   OUTLAST_RETURN_IF_ERROR(ReadCodes("--retry", raw.retry, job.retry_codes));
   OUTLAST_RETURN_IF_ERROR(CheckJobId(options.job_id));
   OUTLAST_ASSIGN_OR_RETURN(options.nodes, ReadNodes(raw.nodes, options.job_id));
+  OUTLAST_RETURN_IF_ERROR(ReadPreflight(raw.preflight, options));
   if (options.run_dir.empty()) return RefuseValue("--run-dir", "", "a folder");
   const std::string& input = raw.standard_input;
   if (!input.empty() && input != "none" && input != "0")
