@@ -25,6 +25,25 @@ absl::Status ReadInteger(std::string_view flag, const std::string& text, int lea
   return absl::OkStatus();
 }
 
+absl::Status ReadCodes(std::string_view flag, const std::string& text, std::vector<int>& codes) {
+  if (text.empty()) return absl::OkStatus();
+  codes.clear();
+  for (size_t begin = 0; begin <= text.size();) {
+    const std::string part = text.substr(begin, text.find(',', begin) - begin);
+    begin += part.size() + 1;
+    const size_t dash = part.find('-', 1);
+    int first = 0, last = 0;
+    absl::Status read = ReadInteger(flag, part.substr(0, dash), 1, 255, first);
+    last = first;
+    if (read.ok() && dash != std::string::npos)
+      read = ReadInteger(flag, part.substr(dash + 1), 1, 255, last);
+    if (!read.ok() || first == 0 || last < first)
+      return RefuseValue(flag, text, "exit codes from 1 to 255 such as 1,9,128-255");
+    for (int code = first; code <= last; ++code) codes.push_back(code);
+  }
+  return absl::OkStatus();
+}
+
 absl::Status ReadSeconds(std::string_view flag, const std::string& text, absl::Duration& value) {
   if (text.empty()) return absl::OkStatus();
   char* end = nullptr;

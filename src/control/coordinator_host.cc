@@ -79,6 +79,7 @@ class CoordinatorHost::Work {
   bool Do(const DisarmTimer&);
   bool Do(const RecordFault& fault);
   bool Do(const FinishJob& finish);
+  bool Do(const Announce& announce);
   bool Do(const StepDown& down);
   void Over(const absl::Status& status);
   void LookIfAllAreGone();
@@ -103,6 +104,7 @@ class CoordinatorHost::Work {
   EventLoop::TimerId timer_ = 0;
   absl::Duration stood_still_;
   bool is_over_ = false;
+  std::string told_later_;         // the newest reason for which somebody is to try again
   bool any_greeted_ = false;       // somebody may come back and ask
   bool awaits_farewells_ = false;  // the job has ended, and all that it had were told
 
@@ -288,8 +290,12 @@ bool CoordinatorHost::Work::Do(const AppendJournal& append) {
 bool CoordinatorHost::Work::Do(const SendToAgent& send) {
   if (const auto* refused = std::get_if<control::Refused>(&send.message)) {
     const auto at = streams_.find(send.stream);
-    Line(fmt::format("refused {}: {}", at != streams_.end() ? at->second.address : "an agent",
-                     refused->reason));
+    // Who is to try again does so often.
+    const bool is_told = refused->kind == control::Refusal::kLater &&
+                         std::exchange(told_later_, refused->reason) == refused->reason;
+    if (!is_told)
+      Line(fmt::format("refused {}: {}", at != streams_.end() ? at->second.address : "an agent",
+                       refused->reason));
   }
   server_->Send(send.stream, send.message);
   return true;
@@ -322,6 +328,11 @@ bool CoordinatorHost::Work::Do(const FinishJob& finish) {
   LookIfAllAreGone();
   const absl::Duration serve = any_greeted_ ? options_.serve_late : absl::ZeroDuration();
   loop_->RunAfter(serve, [this] { Over(absl::OkStatus()); });
+  return true;
+}
+
+bool CoordinatorHost::Work::Do(const Announce& announce) {
+  Line(announce.line);
   return true;
 }
 

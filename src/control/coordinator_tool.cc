@@ -27,7 +27,8 @@ constexpr int kStopSignals[] = {SIGTERM, SIGINT, SIGHUP, SIGUSR1, SIGUSR2};
 struct Arguments {
   CoordinatorHostOptions host;
   EtcdSeatOptions seat;
-  std::string nodes = "1", slots, max_restarts;
+  std::string nodes = "1", slots, spares, max_restarts, no_retry, retry, preempt_exit,
+              early_exit_grace;
   TrustFlags trust;
   std::string last_call, join, serve_late, grace, stop_within;
   std::string etcd, lease;
@@ -53,6 +54,17 @@ void Declare(CLI::App& app, Arguments& raw) {
   app.add_option("--max-restarts", raw.max_restarts,
                  "Restarts without progress before the job ends (3)")
       ->type_name("R");
+  app.add_option("--spares", raw.spares, "Nodes besides MAX that the start waits for (0)")
+      ->type_name("N");
+  app.add_option("--no-retry", raw.no_retry, "Worker exit codes that end the job (82,93)")
+      ->type_name("CODES");
+  app.add_option("--retry", raw.retry, "The only worker exit codes that are tried again (all)")
+      ->type_name("CODES");
+  app.add_option("--preempt-exit", raw.preempt_exit, "Exit code of \"pre-empted, saved\" (80)")
+      ->type_name("CODE");
+  app.add_option("--early-exit-grace", raw.early_exit_grace,
+                 "How long others may run on after a joined rank ended (60)")
+      ->type_name("SECONDS");
   raw.trust.Declare(app);
   app.add_option("--last-call", raw.last_call, "How long the last nodes are waited for (5)")
       ->type_name("SECONDS");
@@ -98,18 +110,29 @@ absl::Status Complete(Arguments& raw) {
   if (elastic.job.empty()) return RefuseValue("--job", "", "the job's id");
   OUTLAST_RETURN_IF_ERROR(CheckJobId(elastic.job));
   OUTLAST_RETURN_IF_ERROR(CompleteJournal(raw));
-  int slots = 1;
+  JobOptions& job = elastic.budget;
+  int slots = 1, spares = 0;
   OUTLAST_RETURN_IF_ERROR(ReadInteger("-n", raw.slots, 1, 1 << 16, slots));
+  OUTLAST_RETURN_IF_ERROR(ReadInteger("--spares", raw.spares, 0, 1 << 16, spares));
   OUTLAST_RETURN_IF_ERROR(
-      ReadInteger("--max-restarts", raw.max_restarts, 0, INT_MAX, elastic.budget.max_restarts));
+      ReadInteger("--max-restarts", raw.max_restarts, 0, INT_MAX, job.max_restarts));
+  OUTLAST_RETURN_IF_ERROR(ReadCodes("--no-retry", raw.no_retry, job.no_retry_codes));
+  OUTLAST_RETURN_IF_ERROR(ReadCodes("--retry", raw.retry, job.retry_codes));
+  OUTLAST_RETURN_IF_ERROR(
+      ReadInteger("--preempt-exit", raw.preempt_exit, 0, 255, job.preempt_exit));
+  OUTLAST_RETURN_IF_ERROR(
+      ReadSeconds("--early-exit-grace", raw.early_exit_grace, job.early_exit_grace));
   OUTLAST_ASSIGN_OR_RETURN(const NodeCount nodes, ParseNodeCount(raw.nodes));
   elastic.membership.min_world = nodes.min * slots;
   elastic.membership.max_world = nodes.max * slots;
+  elastic.spare_slots = spares * slots;
+  elastic.terms = JobTerms(job, slots, nodes, spares);
   OUTLAST_RETURN_IF_ERROR(ReadSeconds("--last-call", raw.last_call, elastic.last_call));
   OUTLAST_RETURN_IF_ERROR(ReadSeconds("--join-timeout", raw.join, elastic.join));
-  OUTLAST_RETURN_IF_ERROR(ReadSeconds("--grace", raw.grace, elastic.budget.grace));
+  OUTLAST_RETURN_IF_ERROR(CheckWaits(raw.last_call, elastic.last_call, raw.join, elastic.join));
+  OUTLAST_RETURN_IF_ERROR(ReadSeconds("--grace", raw.grace, job.grace));
   OUTLAST_RETURN_IF_ERROR(
-      ReadSeconds("--stop-within", raw.stop_within, elastic.budget.stop_within));
+      ReadSeconds("--stop-within", raw.stop_within, job.stop_within));
   OUTLAST_RETURN_IF_ERROR(ReadSeconds("--serve-late", raw.serve_late, raw.host.serve_late));
   OUTLAST_ASSIGN_OR_RETURN(Trust trust, ReadTrust(raw.trust));
   raw.host.token = std::move(trust.token);

@@ -41,6 +41,39 @@ absl::StatusOr<NodeCount> ParseNodeCount(const std::string& text) {
   return count;
 }
 
+absl::Status CheckWaits(const std::string& last_call_text, absl::Duration last_call,
+                        const std::string& join_text, absl::Duration join) {
+  if (join >= last_call) return absl::OkStatus();
+  const auto shown = [](std::string_view flag, const std::string& text, absl::Duration value) {
+    return text.empty() ? fmt::format("{} ({:g} by default)", flag, absl::ToDoubleSeconds(value))
+                        : fmt::format("{} '{}'", flag, text);
+  };
+  return Error(
+      absl::StatusCode::kInvalidArgument, "{} is shorter than {}: as long or longer wanted",
+      shown("--join-timeout", join_text, join), shown("--last-call", last_call_text, last_call));
+}
+
+Terms JobTerms(const JobOptions& job, int slots, const NodeCount& nodes, int spares) {
+  const auto number = [](std::string flag, int value) {
+    return MakeTerm(std::move(flag), fmt::format("{}", value));
+  };
+  const auto codes = [](std::string flag, const std::vector<int>& values) {
+    const std::string text = fmt::format("{}", fmt::join(values, ","));
+    return MakeTerm(std::move(flag), text.empty() ? "no code" : text);
+  };
+  const std::string count = nodes.min == nodes.max ? fmt::format("{}", nodes.max)
+                                                   : fmt::format("{}:{}", nodes.min, nodes.max);
+  return {number("-n", slots),
+          MakeTerm("--nnodes", count),
+          number("--spares", spares),
+          number("--max-restarts", job.max_restarts),
+          codes("--no-retry", job.no_retry_codes),
+          codes("--retry", job.retry_codes),
+          number("--preempt-exit", job.preempt_exit),
+          MakeTerm("--early-exit-grace",
+                   fmt::format("{:g}", absl::ToDoubleSeconds(job.early_exit_grace)))};
+}
+
 void TrustFlags::Declare(CLI::App& app) {
   app.add_option("--token-file", token_file, "Holds the job token, 64 hex digits")
       ->type_name("FILE");

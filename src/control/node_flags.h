@@ -5,8 +5,11 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "absl/time/time.h"
 #include "control/token.h"
 #include "control/transport.h"
+#include "outlast/elastic/job_options.h"
+#include "outlast/elastic/terms.h"
 
 namespace CLI {
 class App;
@@ -19,6 +22,14 @@ struct NodeCount {
 };
 // "4", or "2:4". kInvalidArgument: neither.
 absl::StatusOr<NodeCount> ParseNodeCount(const std::string& text);
+
+// kInvalidArgument: MIN nodes would be waited for no longer than the last ones. `last_call_text`
+// and `join_text`: --last-call and --join-timeout as they were given, empty where they were not.
+absl::Status CheckWaits(const std::string& last_call_text, absl::Duration last_call,
+                        const std::string& join_text, absl::Duration join);
+
+// What a coordinator decides by, and its agents were started with too; `slots` of a node.
+Terms JobTerms(const JobOptions& job, int slots, const NodeCount& nodes, int spares);
 
 // --token-file, --token-fd, --tls-ca, --tls-cert, --tls-key, --allow-strangers.
 struct TrustFlags {

@@ -1,6 +1,7 @@
 #include "control/token.h"
 
 #include <fcntl.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -52,6 +53,20 @@ absl::StatusOr<JobToken> ReadOpen(const UniqueFd& fd, const std::string& what) {
   return JobToken::Parse(content, what);
 }
 
+// As ssh holds its keys: a file of our own must not be open to others. One that somebody else owns,
+// such as a cluster's, is that one's to guard.
+absl::Status CheckOwnAlone(const UniqueFd& fd, const std::string& path) {
+  struct stat file {};
+  if (fstat(fd.get(), &file) != 0) return ErrnoStatus(errno, fmt::format("token file {}", path));
+  constexpr mode_t kOthers = S_IRWXG | S_IRWXO;
+  if (!S_ISREG(file.st_mode) || file.st_uid != geteuid() || (file.st_mode & kOthers) == 0)
+    return absl::OkStatus();
+  return Error(
+      absl::StatusCode::kPermissionDenied,
+      "token file {}: mode {:04o} lets others read or write it, 0600 wanted (chmod 600 {})", path,
+      file.st_mode & 07777u, path);
+}
+
 }  // namespace
 
 absl::StatusOr<JobToken> JobToken::Parse(std::string_view content, std::string_view what) {
@@ -78,6 +93,7 @@ absl::StatusOr<JobToken> JobToken::Read(const std::string& path) {
   const std::string what = fmt::format("token file {}", path);
   const UniqueFd fd(open(path.c_str(), O_RDONLY | O_CLOEXEC));
   if (!fd.is_open()) return ErrnoStatus(errno, what);
+  OUTLAST_RETURN_IF_ERROR(CheckOwnAlone(fd, path));
   return ReadOpen(fd, what);
 }
 

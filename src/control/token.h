@@ -16,7 +16,8 @@ class JobToken {
   // 64 hex digits, or 32 bytes as they are; white space around the digits is ignored. Errors name
   // `what` it was read from, and never its content.
   static absl::StatusOr<JobToken> Parse(std::string_view content, std::string_view what);
-  // Reads a file. Errors of the file system by code; kInvalidArgument: it holds no token.
+  // Reads a file. Errors of the file system by code; kInvalidArgument: it holds no token;
+  // kPermissionDenied: it is ours, and others may read or write it.
   static absl::StatusOr<JobToken> Read(const std::string& path);
   // Reads an inherited descriptor to its end, and closes it.
   static absl::StatusOr<JobToken> ReadFrom(int fd);

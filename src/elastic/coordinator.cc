@@ -5,6 +5,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <cmath>
 #include <csignal>
 
 #include "outlast/base/status.h"
@@ -40,6 +41,7 @@ std::vector<CoordinatorAction> Coordinator::Step(const CoordinatorEvent& event,
     TryCommit();
     TryRun();
     TryFinish();
+    TellWhoIsHere();
   }
   ArmNearest();
   return std::exchange(actions_, {});
@@ -130,6 +132,9 @@ void Coordinator::On(const HelloReceived& event) {
   agent.heard = now_;
   agent.lost_due = absl::InfiniteDuration();
   nodes_of_streams_[event.stream] = hello.node;
+  may_have_changed_ = true;
+  if (!hello.terms.empty() && hello.terms != state_.terms.terms && !TermsBind(hello.node))
+    Append(TermsRecord{hello.node, hello.terms});
   Send(agent, control::Welcome{state_.run_id, state_.incarnation, state_.generation()});
   BringUpToDate(agent);
 }
@@ -155,15 +160,54 @@ std::optional<control::Refused> Coordinator::WhyNot(const HelloReceived& event) 
   }
   if (hello.capacity <= 0 || hello.node.empty())
     return Refused{Refusal::kNever, fmt::format("agent '{}' has no slots", hello.node)};
+  if (const std::string unlike = WhyUnlike(hello); !unlike.empty())
+    return Refused{Refusal::kNever, unlike};
   if (IsExcluded(hello.node))
     return Refused{Refusal::kExcluded, fmt::format("node {} is excluded", hello.node)};
+  return WhyTaken(event);
+}
+
+// Two agents of one node name. The former may be dead without a word, which its silence tells: the
+// newcomer, which may well be its successor, is let in then, and asks again until it is. A former
+// that is heard of a while later lives.
+std::optional<control::Refused> Coordinator::WhyTaken(const HelloReceived& event) {
+  using control::Refusal;
+  constexpr size_t kMostClaims = 64;
+  const control::Hello& hello = event.hello;
   const auto known = agents_.find(hello.node);
   if (known == agents_.end() || known->second.incarnation == hello.incarnation) return {};
-  if (known->second.stream == 0) return {};
-  return Refused{
-      Refusal::kLater,
-      fmt::format("node name '{}' is taken by an agent that lives; give this one another --node",
-                  hello.node)};
+  Agent& former = known->second;
+  if (former.stream == 0) return {};
+  if (former.claims.size() >= kMostClaims && former.claims.count(hello.incarnation) == 0)
+    former.claims.erase(former.claims.begin());
+  const absl::Duration since = former.claims.try_emplace(hello.incarnation, now_).first->second;
+  const bool lives = former.heard >= since + options_.beat / 2;
+  return control::Refused{
+      lives ? Refusal::kNever : Refusal::kLater,
+      fmt::format("node name '{}' is taken by the agent at {}, which {}: give this one another "
+                  "--node",
+                  hello.node, former.address, lives ? "lives" : "may still live")};
+}
+
+std::string Coordinator::WhyUnlike(const control::Hello& hello) const {
+  const auto say = [&](const std::string& whose, const Terms& wanted) {
+    const std::string differ = TermsThatDiffer(hello.terms, wanted);
+    if (differ.empty()) return differ;
+    return fmt::format("agent {} is not started as {} was: {}", hello.node, whose, differ);
+  };
+  std::string why = say(options_.terms_of, options_.terms);
+  if (why.empty() && TermsBind(hello.node))
+    why = say("agent " + state_.terms.node, state_.terms.terms);
+  return why;
+}
+
+// Before the first generation nothing was done by them: they bind nobody once all who had them are
+// gone. A former process of `node` is, or is dealt with otherwise.
+bool Coordinator::TermsBind(const std::string& node) const {
+  if (state_.terms.terms.empty()) return false;
+  if (state_.generation() > 0) return true;
+  return std::any_of(agents_.begin(), agents_.end(),
+                     [&](const auto& agent) { return agent.first != node; });
 }
 
 void Coordinator::BringUpToDate(Agent& agent) {
@@ -194,6 +238,7 @@ void Coordinator::On(const StreamLost& event) {
 void Coordinator::Lose(Agent& agent, const std::string& reason) {
   nodes_of_streams_.erase(agent.stream);
   agent.stream = 0;
+  may_have_changed_ = true;
   agent.prepare_due = agent.ack_due = absl::InfiniteDuration();
   if (!agent.holds_ranks) {
     Remove(agent.node, reason);
@@ -214,6 +259,7 @@ void Coordinator::Remove(std::string node, const std::string& reason) {
     Emit(CloseStream{agent.stream, reason});
   }
   agents_.erase(known);
+  may_have_changed_ = true;
   stop_.Excuse(agent.id);
   const bool was_prepared = is_preparing() && state_.generation() > 0 && agent.concerned &&
                             provisional_.Has(node, agent.incarnation) && !agent.leaving;
@@ -457,10 +503,64 @@ void Coordinator::LookAtAgents() {
   }
 }
 
+// Once at each change, and no more often than people read.
+void Coordinator::TellWhoIsHere() {
+  constexpr absl::Duration kPause = absl::Seconds(10);
+  const bool waits = phase_ == CoordinatorPhase::kForming ||
+                     (phase_ == CoordinatorPhase::kReforming && stage_ == Stage::kWaiting);
+  if (!waits) {
+    told_.clear();
+    may_have_changed_ = true;
+    tell_due_ = absl::InfiniteDuration();
+    return;
+  }
+  if (!may_have_changed_) return;
+  tell_due_ = told_at_ + kPause;
+  if (now_ < tell_due_) return;
+  may_have_changed_ = false;
+  tell_due_ = absl::InfiniteDuration();
+  const std::string here = WhoIsHere();
+  if (here.empty() || here == told_) return;
+  told_ = here;
+  told_at_ = now_;
+  const bool last_call =
+      phase_ == CoordinatorPhase::kForming && last_call_due_ != absl::InfiniteDuration();
+  const bool forms = phase_ == CoordinatorPhase::kForming;
+  const absl::Duration due = last_call ? last_call_due_ : forms ? join_due_ : wait_due_;
+  const auto seconds = static_cast<int64_t>(std::ceil(absl::ToDoubleSeconds(due - now_)));
+  Emit(Announce{
+      last_call ? fmt::format("{}; starts in {} s (--last-call)", here, seconds)
+                : fmt::format("{}; {} s left{}", here, seconds, forms ? " (--join-timeout)" : "")});
+}
+
+// Empty: nobody has come yet.
+std::string Coordinator::WhoIsHere() {
+  constexpr int kNamed = 8;
+  int here = 0;
+  std::string names;
+  for (const auto& [node, agent] : agents_) {
+    node_slots_ = std::max(node_slots_, agent.capacity);
+    if (agent.stream == 0 || agent.leaving) continue;
+    if (++here <= kNamed) names += (names.empty() ? "" : ", ") + node;
+  }
+  if (node_slots_ == 0) return {};
+  const auto nodes = [this](int slots) { return (slots + node_slots_ - 1) / node_slots_; };
+  const int least = nodes(options_.membership.min_world),
+            most = nodes(options_.membership.max_world);
+  const int spares = nodes(options_.spare_slots);
+  std::string wanted =
+      least == most ? fmt::format("{}", most) : fmt::format("{} to {}", least, most);
+  if (spares > 0) wanted += fmt::format(" and {} spare", spares);
+  if (here > kNamed) names += fmt::format(" and {} more", here - kNamed);
+  return fmt::format("waiting for nodes: {} of {} here{}",
+                     here == 0 ? "none" : std::to_string(here), wanted,
+                     here == 0 ? "" : " (" + names + ")");
+}
+
 absl::Duration Coordinator::Nearest() const {
   if (phase_ == CoordinatorPhase::kDone || phase_ == CoordinatorPhase::kSteppedDown)
     return absl::InfiniteDuration();
-  absl::Duration nearest = std::min({leave_due_, seal_due_, end_due_});
+  absl::Duration nearest = std::min({leave_due_, seal_due_, end_due_, tell_due_});
   for (const auto& [node, agent] : agents_) {
     nearest = std::min({nearest, agent.lost_due, agent.prepare_due, agent.ack_due});
     if (agent.stream != 0) nearest = std::min(nearest, agent.heard + options_.beat_loss);

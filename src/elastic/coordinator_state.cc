@@ -65,6 +65,7 @@ class Folder {
   }
   void operator()(const EndingRecord& record) { state_.ending = record; }
   void operator()(const EndedRecord& record) { state_.ended = record; }
+  void operator()(const TermsRecord& record) { state_.terms = record; }
 
  private:
   CoordinatorState& state_;

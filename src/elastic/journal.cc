@@ -102,6 +102,14 @@ template <typename Codec>
 void Fields(Codec& codec, EndedRecord& record) {
   codec(record.exit_code, record.reason);
 }
+template <typename Codec>
+void Fields(Codec& codec, Term& term) {
+  codec(term.flag, term.value);
+}
+template <typename Codec>
+void Fields(Codec& codec, TermsRecord& record) {
+  codec(record.node, record.terms);
+}
 
 namespace {
 

@@ -19,6 +19,7 @@
 #include "launch/console.h"
 #include "launch/death_watch.h"
 #include "launch/node_side.h"
+#include "launch/preflight.h"
 #include "launch/process.h"
 #include "launch/run_dir.h"
 #include "launch/run_ledger.h"
@@ -28,6 +29,7 @@
 #include "launch/status_service.h"
 #include "launch/worker_environment.h"
 #include "outlast/base/clock.h"
+#include "outlast/elastic/exit_code.h"
 #include "run/keeper.h"
 
 namespace outlast {
@@ -65,6 +67,9 @@ class Agent final : public WorkerHost {
   absl::Status SetUp();
   // SetUp went well.
   int Run();
+  // Why this node is not fit to join, if SetUp found it so; it joins nobody then.
+  const std::string& unfit() const { return unfit_; }
+  int EndUnfit();
 
   void Spawn(SpawnRequest request) override;
   void Kill(const KillWorker& kill) override;
@@ -88,6 +93,7 @@ class Agent final : public WorkerHost {
     std::string error_path;
   };
 
+  void LookAtOwnNode();
   absl::Status ServeStatus();
   absl::Status WatchSignals();
   void OnSignal();
@@ -140,6 +146,7 @@ class Agent final : public WorkerHost {
   std::set<std::string> template_notes_;  // that were said
   uint64_t generation_ = 0;               // the newest that was committed
   bool any_ran_ = false;
+  std::string unfit_;
   int stack_captures_ = 0;
   std::optional<std::pair<int, std::string>> end_;  // exit code and reason
   FinishJob finish_{0, ""};                         // as the job said it
@@ -158,6 +165,8 @@ absl::Status Agent::SetUp() {
   OUTLAST_ASSIGN_OR_RETURN(console_, Console::Start(STDOUT_FILENO, STDERR_FILENO));
   stacks_ = std::make_unique<StackTaker>(*loop_);
   OUTLAST_ASSIGN_OR_RETURN(ledger_, RunLedger::Open(*loop_, run_dir_.path(), options_, run_id_));
+  if (options_.preflight) LookAtOwnNode();
+  if (!unfit_.empty()) return absl::OkStatus();
   OUTLAST_ASSIGN_OR_RETURN(std::unique_ptr<JobMachine> machine, MakeMachine());
   keeper_ = std::make_unique<Keeper>(
       *loop_, *this, KeeperOptions{options_.job, run_id_, run_dir_.path()}, std::move(machine));
@@ -188,6 +197,29 @@ absl::StatusOr<std::unique_ptr<JobMachine>> Agent::MakeMachine() {
   OUTLAST_ASSIGN_OR_RETURN(nodes_, NodeSide::Start(*loop_, options_, ports_.address(), run_id_,
                                                    run_dir_.path(), std::move(ears)));
   return nodes_->MakeMachine(ports_);
+}
+
+// Blocks for some seconds at most; a signal that comes meanwhile is served after.
+void Agent::LookAtOwnNode() {
+  const NodeLook look = LookAtNode(run_dir_.path(), options_.probes);
+  for (const std::string& warning : look.warnings) {
+    const std::string line = fmt::format("preflight passes with a warning: {}", warning);
+    console_->Say("outlast: " + line);
+    record_.Noted(line);
+  }
+  unfit_ = look.unfit;
+}
+
+int Agent::EndUnfit() {
+  const int code = ExitCodeOf(JobOutcome::kExcluded);
+  const std::string reason = fmt::format("preflight: {}", unfit_);
+  ledger_->Finished(code, reason);
+  guardian_.Finish(kFinishLimit).IgnoreError();  // nothing runs yet
+  if (const absl::Status written = record_.Finished(code, reason); !written.ok())
+    console_->Say(fmt::format("outlast: the report was not written: {}", MessageOf(written)));
+  console_->Say(fmt::format("outlast: exit code {}: {}", code, reason));
+  console_->Stop();
+  return code;
 }
 
 // The socket in RUN_DIR is a convenience, and some file systems have none; the port was asked for.
@@ -589,7 +621,7 @@ int RunAgent(const LaunchOptions& options, const Id128& run_id, Guardian& guardi
     PrintToStderr("outlast: the job could not be started: {}\n", MessageOf(started));
     return kExitRefused;
   }
-  return agent.Run();
+  return agent.unfit().empty() ? agent.Run() : agent.EndUnfit();
 }
 
 }  // namespace outlast

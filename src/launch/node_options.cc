@@ -143,6 +143,7 @@ absl::StatusOr<std::optional<NodesOptions>> ReadNodes(const NodeFlags& flags, st
   OUTLAST_RETURN_IF_ERROR(ReadInteger("--spares", flags.spares, 0, 1 << 16, options.spares));
   OUTLAST_RETURN_IF_ERROR(ReadSeconds("--last-call", flags.last_call, options.last_call));
   OUTLAST_RETURN_IF_ERROR(ReadSeconds("--join-timeout", flags.join, options.join));
+  OUTLAST_RETURN_IF_ERROR(CheckWaits(flags.last_call, options.last_call, flags.join, options.join));
   OUTLAST_ASSIGN_OR_RETURN(options.trust, ReadTrust(flags.trust));
   return options;
 }

@@ -36,6 +36,27 @@ ElasticOptions ElasticOf(const LaunchOptions& options) {
   return elastic;
 }
 
+std::string CommandText(const LaunchOptions& options) {
+  const char* how = options.interpreter == Interpreter::kModule ? "-m "
+                    : options.interpreter == Interpreter::kNone ? "--no-python "
+                                                                : "";
+  return how + QuotedCommand(options.command);
+}
+
+// What a node may have of its own is not among them: its name, addresses, files, CPUs, how long it
+// waits.
+Terms TermsOf(const LaunchOptions& options) {
+  const auto is_given = [](std::string flag, bool value) {
+    return MakeTerm(std::move(flag), value ? "given" : "not given");
+  };
+  Terms terms = {MakeTerm("the command", CommandText(options)), is_given("--fresh", options.fresh),
+                 is_given("--take-over", options.take_over)};
+  const NodesOptions& nodes = *options.nodes;
+  for (Term& term : JobTerms(options.job, options.job.world, nodes.count, nodes.spares))
+    terms.push_back(std::move(term));
+  return terms;
+}
+
 // Connections between agents are proven by the token alone.
 absl::Status CheckTrust(const NodesOptions& nodes, const std::string& address) {
   if (IsLoopback(address) || !nodes.trust.token.empty() || nodes.trust.allow_strangers)
@@ -123,7 +144,10 @@ absl::Status NodeSide::Lead(const std::string& run_dir) {
 }
 
 absl::Status NodeSide::TryToListen(const std::string& run_dir) {
-  CoordinatorHostOptions options{.elastic = ElasticOf(options_),
+  ElasticOptions elastic = ElasticOf(options_);
+  elastic.terms = TermsOf(options_);
+  elastic.terms_of = fmt::format("agent {}, which leads,", nodes_.node);
+  CoordinatorHostOptions options{.elastic = std::move(elastic),
                                  .listen = nodes_.coordinator,
                                  .journal = run_dir + "/coordinator",
                                  .token = nodes_.trust.token,
@@ -192,6 +216,7 @@ absl::Status NodeSide::Join() {
 std::unique_ptr<JobMachine> NodeSide::MakeMachine(MasterPorts& ports) {
   NodeMachineOptions machine;
   machine.node.elastic = ElasticOf(options_);
+  machine.node.terms = TermsOf(options_);
   machine.node.node = nodes_.node;
   machine.node.incarnation = IncarnationOf(agent_);
   machine.node.capacity = options_.job.world;

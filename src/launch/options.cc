@@ -43,27 +43,10 @@ struct RawOptions {
   std::string bind;
   std::string metrics;
   std::string template_command;
+  std::string preflight;
   NodeFlags nodes;
   bool no_python = false, module = false;  // torchrun's
 };
-
-// "1,9,128-255"
-absl::Status ReadCodes(std::string_view flag, const std::string& text, std::vector<int>& codes) {
-  if (text.empty()) return absl::OkStatus();
-  codes.clear();
-  for (const std::string& part : CLI::detail::split(text, ',')) {
-    const size_t dash = part.find('-', 1);
-    int first = 0, last = 0;
-    absl::Status read = ReadInteger(flag, part.substr(0, dash), 1, 255, first);
-    last = first;
-    if (read.ok() && dash != std::string::npos)
-      read = ReadInteger(flag, part.substr(dash + 1), 1, 255, last);
-    if (!read.ok() || first == 0 || last < first)
-      return RefuseValue(flag, text, "exit codes from 1 to 255 such as 1,9,128-255");
-    for (int code = first; code <= last; ++code) codes.push_back(code);
-  }
-  return absl::OkStatus();
-}
 
 // torchrun's own flags, so that its command lines run unchanged; some are among the nodes'.
 void DeclareTorchrun(CLI::App& app, RawOptions& raw) {
@@ -114,6 +97,14 @@ void Declare(CLI::App& app, LaunchOptions& options, RawOptions& raw) {
                  "Python 'python3 -m outlast_template MODULES'")
       ->type_name("CMD");
   raw.nodes.Declare(app);
+  app.add_option("--preflight", raw.preflight,
+                 "Look first whether this node is fit, as outlast preflight does (on of several "
+                 "nodes, off of one)")
+      ->type_name("on|off");
+  app.add_option("--probe", options.probes,
+                 "A command that preflight runs as well; may be repeated")
+      ->type_name("CMD")
+      ->allow_extra_args(false);
   DeclareTorchrun(app, raw);
 }
 
@@ -160,6 +151,18 @@ absl::Status ReadBinding(const std::string& text, BindTo& bind) {
   return absl::OkStatus();
 }
 
+// After ReadNodes.
+absl::Status ReadPreflight(const std::string& text, LaunchOptions& options) {
+  if (!text.empty() && text != "on" && text != "off")
+    return RefuseValue("--preflight", text, "on or off");
+  if (text == "off" && !options.probes.empty())
+    return Error(absl::StatusCode::kInvalidArgument,
+                 "--probe '{}' and --preflight off: at most one wanted", options.probes.front());
+  options.preflight =
+      text.empty() ? options.nodes.has_value() || !options.probes.empty() : text == "on";
+  return absl::OkStatus();
+}
+
 absl::Status ReadInterpreter(const RawOptions& raw, LaunchOptions& options) {
   if (raw.module && raw.no_python)
     return Error(absl::StatusCode::kInvalidArgument, "-m and --no-python: at most one wanted");
@@ -193,6 +196,7 @@ absl::Status Interpret(const RawOptions& raw, LaunchOptions& options) {
   OUTLAST_RETURN_IF_ERROR(ReadCodes("--retry", raw.retry, job.retry_codes));
   OUTLAST_RETURN_IF_ERROR(CheckJobId(options.job_id));
   OUTLAST_ASSIGN_OR_RETURN(options.nodes, ReadNodes(raw.nodes, options.job_id));
+  OUTLAST_RETURN_IF_ERROR(ReadPreflight(raw.preflight, options));
   if (options.run_dir.empty()) return RefuseValue("--run-dir", "", "a folder");
   const std::string& input = raw.standard_input;
   if (!input.empty() && input != "none" && input != "0")

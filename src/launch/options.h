@@ -48,6 +48,8 @@ struct LaunchOptions {
   std::vector<std::string> template_command;  // as given; empty: none
   ResolvedCommand template_program;           // what it is; not from the command line
   BindTo bind = BindTo::kNone;
+  bool preflight = false;           // the node is looked at before it joins
+  std::vector<std::string> probes;  // commands that look at it as well
   std::optional<HostPort> metrics;  // where /metrics and /status are served; none: not on TCP
   // Of remote roots; not from the command line. Null: folders alone.
   std::shared_ptr<const Plugins> plugins;

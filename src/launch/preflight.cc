@@ -1,6 +1,11 @@
 #include "launch/preflight.h"
 
+#include <unistd.h>
+
 #include <algorithm>
+#include <fstream>
+#include <nlohmann/json.hpp>
+#include <sstream>
 #include <utility>
 
 #include "base/child_program.h"
@@ -93,8 +98,17 @@ ProbeFinding RunProbe(std::string name, ProgramCall call, absl::Duration limit, 
 
 std::vector<ProbeFinding> RunPreflight(const PreflightOptions& options) {
   std::vector<ProbeFinding> findings;
+  const absl::Duration start = Clock::Real().Uptime();
   for (const Check& check : options.checks) {
     if (options.stopped()) return findings;
+    if (Clock::Real().Uptime() - start >= options.begin_within) {
+      findings.push_back(
+          {std::string(check.name),
+           Fitness::kUnknown,
+           fmt::format("not begun: {} were over", absl::FormatDuration(options.begin_within)),
+           {}});
+      continue;
+    }
     ProgramCall call;
     call.command = {options.tool, "preflight",
                     "--only",     std::string(check.name),
@@ -124,6 +138,61 @@ std::string WhyUnfit(const std::vector<ProbeFinding>& findings) {
                        finding.detail.empty() ? "no reason given" : finding.detail);
   }
   return why;
+}
+
+std::string OwnProgram() {
+  std::string path(4096, '\0');
+  const ssize_t length = readlink("/proc/self/exe", path.data(), path.size());
+  path.resize(length < 0 ? 0 : static_cast<size_t>(length));
+  return path;
+}
+
+NodeLook JudgeNode(std::string_view json, const ProgramEnd& end) {
+  NodeLook look;
+  const auto findings = nlohmann::json::parse(json, nullptr, false);
+  if (end.timed_out || end.signal != 0 || !findings.is_array()) {
+    look.warnings.push_back(fmt::format(
+        "it {}, so nobody knows whether this node is fit{}",
+        end.timed_out
+            ? "was not done in time"
+            : fmt::format("ended with {}", end.signal != 0 ? fmt::format("signal {}", end.signal)
+                                                           : fmt::format("exit code {}", end.code)),
+        end.last_line.empty() ? "" : ": " + end.last_line));
+    return look;
+  }
+  for (const auto& finding : findings) {
+    const auto text = [&](const char* key) {
+      const auto at = finding.find(key);
+      return at != finding.end() && at->is_string() ? at->get<std::string>() : std::string();
+    };
+    if (!finding.is_object()) continue;
+    const std::string said = fmt::format("{}: {}", text("probe"), text("detail"));
+    if (text("fitness") == NameOf(Fitness::kUnfit))
+      look.unfit += (look.unfit.empty() ? "" : "; ") + said;
+    if (text("fitness") == NameOf(Fitness::kUnknown)) look.warnings.push_back(said);
+  }
+  return look;
+}
+
+NodeLook LookAtNode(const std::string& folder, const std::vector<std::string>& probes) {
+  constexpr absl::Duration kBeginWithin = absl::Seconds(5);
+  const PreflightOptions usual;
+  const std::string found = folder + "/preflight.json";
+  ProgramCall call;
+  call.command = {OwnProgram(),     "preflight",
+                  "--folder",       folder,
+                  "--begin-within", fmt::format("{:g}", absl::ToDoubleSeconds(kBeginWithin)),
+                  "--json-file",    found};
+  for (const std::string& probe : probes)
+    call.command.insert(call.command.end(), {"--probe", probe});
+  // The tool keeps to its own deadlines; and it may take a while to end what hangs.
+  call.deadline = kBeginWithin + static_cast<int>(2 + probes.size()) * usual.limit;
+  const auto end = RunProgram(call);
+  if (!end.ok()) return {.unfit = "", .warnings = {std::string(MessageOf(end.status()))}};
+  std::ifstream file(found, std::ios::binary);
+  std::stringstream json;
+  json << file.rdbuf();
+  return JudgeNode(json.str(), *end);
 }
 
 }  // namespace outlast

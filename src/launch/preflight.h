@@ -17,6 +17,8 @@
 
 namespace outlast {
 
+struct ProgramEnd;
+
 inline constexpr int kProbeFit = 0, kProbeUnfit = 1, kProbeUnknown = 2;
 
 enum class Fitness : uint8_t { kFit, kUnfit, kUnknown };
@@ -42,17 +44,32 @@ const std::vector<Check>& Checks();
 absl::StatusOr<Check> FindCheck(std::string_view name);
 
 struct PreflightOptions {
-  std::string tool;                                      // the path of `outlast`
-  std::string folder;                                    // where the disk check writes
-  std::vector<Check> checks = Checks();                  // in this order
-  std::vector<std::string> programs;                     // commands for /bin/sh -c
-  absl::Duration limit = absl::Seconds(10);              // of each
+  std::string tool;                          // the path of `outlast`
+  std::string folder;                        // where the disk check writes
+  std::vector<Check> checks = Checks();      // in this order
+  std::vector<std::string> programs;         // commands for /bin/sh -c
+  absl::Duration limit = absl::Seconds(10);  // of each
+  // Our own checks that would begin later are left out, and say nothing.
+  absl::Duration begin_within = absl::InfiniteDuration();
   std::function<bool()> stopped = [] { return false; };  // asked before each: nobody waits any more
 };
 
 // One after the other, so that none disturbs another. Blocks; at most `limit` each. Of a program's
 // helpers in groups of their own nobody asks here: the tool ends them.
 std::vector<ProbeFinding> RunPreflight(const PreflightOptions& options);
+
+// Of an agent, before it joins a job of several nodes: `outlast preflight` run by itself, which
+// ends whatever its probes leave behind. Our checks begin within 5 s, each has 10 s, and so has
+// each probe. `folder`: for the disk check, and for what was found (preflight.json).
+struct NodeLook {
+  std::string unfit;                  // why the node must not join; empty: it may
+  std::vector<std::string> warnings;  // what says nothing about it, and passes
+};
+NodeLook LookAtNode(const std::string& folder, const std::vector<std::string>& probes);
+// Pure: what `json`, the tool's findings, and its end mean.
+NodeLook JudgeNode(std::string_view json, const ProgramEnd& end);
+// The path of this program.
+std::string OwnProgram();
 
 // What unfit findings say, in one line; empty: the node may join.
 std::string WhyUnfit(const std::vector<ProbeFinding>& findings);
@@ -66,7 +83,6 @@ struct CheckEnd {
 CheckEnd RunCheck(const Check& check, const std::string& folder);
 
 // Pure: what a program's end means.
-struct ProgramEnd;
 ProbeFinding JudgeProbe(std::string probe, const ProgramEnd& end, absl::Duration limit);
 // The same for our own check: of one that was killed at the limit the rate is known to lie below
 // what it would have needed.

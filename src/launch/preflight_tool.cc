@@ -12,6 +12,7 @@
 #include <cerrno>
 #include <charconv>
 #include <cmath>
+#include <fstream>
 #include <nlohmann/json.hpp>
 #include <ostream>
 #include <thread>
@@ -35,7 +36,7 @@ constexpr absl::Duration kEndLimit = absl::Seconds(5);
 struct Arguments {
   std::string folder = ".";
   std::vector<std::string> only, floors, programs;
-  std::string limit;
+  std::string limit, begin_within, json_file;
   bool here = false, wants_json = false;
 };
 
@@ -107,14 +108,14 @@ absl::StatusOr<PreflightOptions> OptionsOf(const Arguments& arguments) {
   OUTLAST_RETURN_IF_ERROR(ReadSeconds("--limit", arguments.limit, options.limit));
   if (options.limit == absl::ZeroDuration())
     return RefuseValue("--limit", arguments.limit, "seconds, more than 0");
+  OUTLAST_RETURN_IF_ERROR(
+      ReadSeconds("--begin-within", arguments.begin_within, options.begin_within));
   for (const std::string& program : arguments.programs) {
     if (program.empty()) return RefuseValue("--probe", program, "a command");
   }
   options.folder = arguments.folder;
   options.programs = arguments.programs;
-  options.tool.resize(4096);
-  const ssize_t length = readlink("/proc/self/exe", options.tool.data(), options.tool.size());
-  options.tool.resize(length < 0 ? 0 : static_cast<size_t>(length));
+  options.tool = OwnProgram();
   return options;
 }
 
@@ -177,6 +178,11 @@ int RunPreflightTool(const std::vector<std::string>& words, std::ostream& out, s
   app.add_option("--probe", arguments.programs, "A command to run as well; may be given again");
   app.add_option("--limit", arguments.limit, "Seconds for each (10)");
   app.add_flag("--json", arguments.wants_json, "As a JSON array");
+  app.add_option("--begin-within", arguments.begin_within,
+                 "Leave out checks that would begin later, in seconds (none)")
+      ->group("");
+  app.add_option("--json-file", arguments.json_file, "Write the JSON array there as well")
+      ->group("");
   app.add_flag("--here", arguments.here, "One check, in this process: its exit code")->group("");
   try {
     app.parse(std::vector<std::string>(words.rbegin(), words.rend()));
@@ -204,6 +210,10 @@ int RunPreflightTool(const std::vector<std::string>& words, std::ostream& out, s
   }
   const auto& [findings, stop_signal] = *found;
   Print(findings, arguments.wants_json, out);
+  if (!arguments.json_file.empty()) {
+    std::ofstream file(arguments.json_file);
+    Print(findings, true, file);
+  }
   WarnOfUnknown(findings, err);
   if (stop_signal != 0) return 128 + stop_signal;
   return WhyUnfit(findings).empty() ? 0 : ExitCodeOf(JobOutcome::kExcluded);

@@ -224,6 +224,7 @@ absl::StatusOr<JobStatus> FindStatus(const std::string& folder, absl::Duration p
   if (auto answer = AskAgent(run_dir, patience); answer.ok()) return answer;
   OUTLAST_ASSIGN_OR_RETURN(EventLogRead read, ReadEventLog(run_dir));
   JobStatus& status = read.status;
+  for (RankStatus& rank : status.ranks) rank.node = status.node;
   AddReport(status);
   FindAgent(status);
   if (!status.is_over() && status.agent_state == "silent" && !Exists(run_dir + "/" + kStatusSocket))

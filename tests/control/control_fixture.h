@@ -3,6 +3,7 @@
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <sys/stat.h>
 
 #include <filesystem>
 #include <fstream>
@@ -167,6 +168,7 @@ class ControlTest : public ::testing::Test {
   std::string WriteToken(const std::string& name, char digit) {
     const std::string path = folder_ + "/" + name;
     std::ofstream(path) << std::string(64, digit) << "\n";
+    chmod(path.c_str(), 0600);
     return path;
   }
 

@@ -2,6 +2,7 @@
 #include <arpa/inet.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <sys/stat.h>
 
 #include <filesystem>
 #include <fstream>
@@ -56,6 +57,22 @@ TEST(JobToken, AProofServesOneRoleOneJobAndOnePairOfNonces) {
   EXPECT_FALSE(token.Checks("", "agent", "job", "theirs", "mine"));
   EXPECT_FALSE(other.Checks(proof, "agent", "job", "theirs", "mine"));
   EXPECT_FALSE(JobToken().Checks("", "agent", "job", "theirs", "mine"));
+}
+
+TEST(JobToken, AFileOfOurOwnMustNotBeOpenToOthers) {
+  const TempFolder temp;
+  const std::string path = temp.path() + "/token";
+  std::ofstream(path) << std::string(64, 'a');
+  for (const int mode : {0644, 0640, 0604, 0620, 0610}) {
+    ASSERT_EQ(chmod(path.c_str(), static_cast<mode_t>(mode)), 0);
+    const auto token = JobToken::Read(path);
+    EXPECT_EQ(token.status().code(), absl::StatusCode::kPermissionDenied) << mode;
+    EXPECT_THAT(std::string(MessageOf(token.status())), HasSubstr("(chmod 600 " + path + ")"));
+  }
+  for (const int mode : {0600, 0400}) {
+    ASSERT_EQ(chmod(path.c_str(), static_cast<mode_t>(mode)), 0);
+    EXPECT_TRUE(JobToken::Read(path).ok()) << mode;
+  }
 }
 
 // --- The journal's file ---

@@ -235,6 +235,7 @@ void Cluster::Do(int host, const CoordinatorAction& action, bool& died) {
             job_code_ = finish.exit_code;
             Trace("job ends with {}: {}", finish.exit_code, finish.reason);
           },
+          [&](const Announce& announce) { Trace("says: {}", announce.line); },
           [&](const StepDown&) {},
       },
       action);
@@ -284,7 +285,9 @@ void Cluster::CheckSend(const CoordinatorHost& at, const control::CoordinatorMes
     if (std::holds_alternative<control::Commit>(message)) Fail("a stranger commits");
     return;
   }
-  if (const auto* commit = std::get_if<control::Commit>(&message)) {
+  if (std::holds_alternative<control::Welcome>(message)) {
+    if (at.shadow.terms.terms.empty() && !at.shadow.ended) Fail("WELCOME before its terms' record");
+  } else if (const auto* commit = std::get_if<control::Commit>(&message)) {
     if (at.shadow.commit != *commit) Fail("COMMIT before its record");
     CheckCommit(*commit);
   } else if (const auto* prepare = std::get_if<control::Prepare>(&message)) {
@@ -350,6 +353,7 @@ void Cluster::StartAgent(int node) {
   AgentHost& agent = Agent(node);
   if (agent.machine || agent.exit_code) return;
   agent.machine.emplace(NodeOptions{.elastic = options_.elastic,
+                                    .terms = options_.terms,
                                     .node = fmt::format("n{:02}", node),
                                     .incarnation = ++last_agent_,
                                     .capacity = capacity(node),

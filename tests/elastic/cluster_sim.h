@@ -37,6 +37,7 @@ struct ClusterCoverage {
 
 struct ClusterOptions {
   ElasticOptions elastic;
+  Terms terms = {{"-n", "1"}};  // of each agent
   std::vector<int> capacities;  // of the nodes
   testing::SimNetworkOptions network;
   bool plain = false;         // workers never join

@@ -305,8 +305,8 @@ struct Desk {
     return Give(AgentSaid{stream, std::move(message)});
   }
   void Form() {
-    Hello(1, {.job = "job", .node = "a", .incarnation = 11, .capacity = 1});
-    Hello(2, {.job = "job", .node = "b", .incarnation = 12, .capacity = 1});
+    Hello(1, {.job = "job", .node = "a", .incarnation = 11, .capacity = 1, .terms = terms});
+    Hello(2, {.job = "job", .node = "b", .incarnation = 12, .capacity = 1, .terms = terms});
     for (const uint64_t stream : {1, 2})
       Say(stream, control::Prepared{.generation = 1, .round = 1, .staged = true});
     for (const uint64_t stream : {1, 2}) Say(stream, control::Committed{1});
@@ -325,6 +325,7 @@ struct Desk {
   }
 
   Coordinator coordinator;
+  Terms terms;  // of the agents in Form
   absl::Duration now = absl::Seconds(50);
 };
 
@@ -403,10 +404,200 @@ TEST(Coordinator, RefusesStrangersNamingBothSides) {
   claimed.node = "a";
   EXPECT_THAT(
       Desk::RefusalIn(desk.Hello(5, claimed)),
-      HasSubstr("node name 'a' is taken by an agent that lives; give this one another --node"));
+      HasSubstr(
+          "node name 'a' is taken by the agent at 10.0.0.1:5, which may still live: give this "
+          "one another --node"));
   EXPECT_THAT(Desk::RefusalIn(desk.Hello(6, good, "its proof of the token is wrong")),
               HasSubstr("proof of the token"));
   EXPECT_EQ(Desk::RefusalIn(desk.Hello(7, good)), "");
+}
+
+// --- A node name, twice ---
+
+TEST(Coordinator, ANodeNameWhoseAgentIsHeardOfAfterItsTwinCameIsRefusedForGood) {
+  Desk desk;
+  desk.Form();
+  const control::Hello twin{.job = "job", .node = "a", .incarnation = 13, .capacity = 1};
+  desk.Hello(3, twin);
+  desk.now += absl::Milliseconds(400);
+  desk.Say(1, control::Beat{});
+  ASSERT_TRUE(Desk::RefusedIn(desk.Hello(4, twin)));
+  EXPECT_EQ(Desk::RefusedIn(desk.Hello(5, twin))->kind, control::Refusal::kLater)
+      << "what it said may have been under way when it died";
+  desk.now += absl::Milliseconds(600);
+  desk.Say(1, control::Beat{});
+  const auto refused = Desk::RefusedIn(desk.Hello(6, twin));
+  ASSERT_TRUE(refused);
+  EXPECT_EQ(refused->kind, control::Refusal::kNever);
+  EXPECT_EQ(refused->reason,
+            "node name 'a' is taken by the agent at 10.0.0.1:5, which lives: give this one another "
+            "--node");
+  EXPECT_EQ(desk.coordinator.phase(), CoordinatorPhase::kRunning);
+}
+
+TEST(Coordinator, AnAgentThatWasKilledAndStartedAgainIsLetInOnceTheFormerOneIsSilent) {
+  Desk desk;
+  desk.Form();
+  const control::Hello again{.job = "job", .node = "a", .incarnation = 13, .capacity = 1};
+  for (uint64_t stream = 3; stream < 8; ++stream) {
+    const auto refused = Desk::RefusedIn(desk.Hello(stream, again));
+    ASSERT_TRUE(refused) << stream;
+    EXPECT_EQ(refused->kind, control::Refusal::kLater);
+    desk.now += absl::Milliseconds(550);
+    desk.Say(2, control::Beat{});
+  }
+  desk.now += absl::Milliseconds(300);  // 3 s of silence are over
+  desk.Give(TimerFired{1});
+  EXPECT_EQ(Desk::RefusalIn(desk.Hello(9, again)), "");
+}
+
+TEST(Coordinator, TwoTwinsAreBothRefusedForGood) {
+  Desk desk;
+  desk.Form();
+  control::Hello one{.job = "job", .node = "a", .incarnation = 13, .capacity = 1}, other = one;
+  other.incarnation = 14;
+  desk.Hello(3, one);
+  desk.Hello(4, other);
+  desk.now += absl::Seconds(1);
+  desk.Say(1, control::Beat{});
+  EXPECT_EQ(Desk::RefusedIn(desk.Hello(5, one))->kind, control::Refusal::kNever);
+  EXPECT_EQ(Desk::RefusedIn(desk.Hello(6, other))->kind, control::Refusal::kNever);
+}
+
+// --- Who is waited for ---
+
+std::vector<std::string> SaidIn(const std::vector<CoordinatorAction>& actions) {
+  std::vector<std::string> lines;
+  for (const CoordinatorAction& action : actions) {
+    if (const auto* announce = std::get_if<Announce>(&action)) lines.push_back(announce->line);
+  }
+  return lines;
+}
+
+TEST(Coordinator, SaysWhoIsHereAndHowLongTheOthersAreWaitedFor) {
+  ElasticOptions options{.job = "job"};
+  options.membership = {.min_world = 4, .max_world = 8};
+  Coordinator coordinator(options, {}, Id128::FromName("run"));
+  absl::Duration now = absl::Seconds(100);
+  uint64_t stream = 0;
+  const auto hello = [&](const std::string& node) {
+    ++stream;
+    return SaidIn(coordinator.Step(
+        HelloReceived{
+            stream, {.job = "job", .node = node, .incarnation = stream, .capacity = 2}, "", ""},
+        now));
+  };
+  coordinator.Step(StartEvent{}, now);
+  now += absl::Seconds(10);
+  EXPECT_THAT(hello("a"), ElementsAre("waiting for nodes: 1 of 2 to 4 here (a); 590 s left "
+                                      "(--join-timeout)"));
+
+  // What changes soon after is told when people have read the last line, if it is still so.
+  now += absl::Seconds(2);
+  EXPECT_THAT(SaidIn(coordinator.Step(StreamLost{1}, now)), ElementsAre());
+  now += absl::Seconds(2);
+  EXPECT_THAT(SaidIn(coordinator.Step(TimerFired{1}, now)), ElementsAre());
+  now += absl::Seconds(6);
+  EXPECT_THAT(SaidIn(coordinator.Step(TimerFired{1}, now)),
+              ElementsAre("waiting for nodes: none of 2 to 4 here; 580 s left (--join-timeout)"));
+  now += absl::Seconds(60);
+  EXPECT_THAT(SaidIn(coordinator.Step(TimerFired{1}, now)), ElementsAre()) << "nothing changed";
+
+  hello("b");
+  now += absl::Seconds(1);
+  EXPECT_THAT(hello("c"), ElementsAre());
+}
+
+TEST(Coordinator, SaysAtTheLastCallWhenTheJobStarts) {
+  ElasticOptions options{.job = "job"};
+  options.membership = {.min_world = 1, .max_world = 4};
+  options.spare_slots = 1;
+  Coordinator coordinator(options, {}, Id128::FromName("run"));
+  coordinator.Step(StartEvent{}, absl::Seconds(1));
+  EXPECT_THAT(
+      SaidIn(coordinator.Step(
+          HelloReceived{1, {.job = "job", .node = "a", .incarnation = 1, .capacity = 1}, "", ""},
+          absl::Seconds(2))),
+      ElementsAre("waiting for nodes: 1 of 1 to 4 and 1 spare here (a); starts in 5 s "
+                  "(--last-call)"));
+}
+
+TEST(Coordinator, SaysWhoIsHereWhileTooFewAreLeft) {
+  Desk desk;
+  desk.Form();
+  desk.Give(StreamLost{2});
+  std::vector<std::string> said;
+  for (int second = 0; second < 12; ++second) {
+    desk.now += absl::Seconds(1);
+    for (std::string& line : SaidIn(desk.Say(1, control::Beat{}))) said.push_back(std::move(line));
+  }
+  ASSERT_EQ(said.size(), 1u);
+  EXPECT_THAT(said[0], HasSubstr("waiting for nodes: 1 of 2 here (a); "));
+}
+
+// --- Agents that are not started alike ---
+
+control::Hello HelloOf(const std::string& node, uint64_t incarnation, Terms terms) {
+  return {.job = "job",
+          .node = node,
+          .incarnation = incarnation,
+          .capacity = 1,
+          .terms = std::move(terms)};
+}
+
+TEST(Coordinator, RefusesAnAgentThatIsNotStartedAsTheFirstOneWas) {
+  Desk desk;
+  EXPECT_EQ(Desk::RefusalIn(desk.Hello(1, HelloOf("a", 11, {{"--max-restarts", "3"}}))), "");
+  const auto refused = Desk::RefusedIn(desk.Hello(2, HelloOf("b", 12, {{"--max-restarts", "5"}})));
+  ASSERT_TRUE(refused);
+  EXPECT_EQ(refused->kind, control::Refusal::kNever);
+  EXPECT_EQ(refused->reason, "agent b is not started as agent a was: --max-restarts 5, 3 wanted");
+  EXPECT_EQ(Desk::RefusalIn(desk.Hello(3, HelloOf("b", 13, {{"--max-restarts", "3"}}))), "");
+  EXPECT_EQ(Desk::RefusalIn(desk.Hello(4, HelloOf("c", 14, {}))), "") << "it does not say";
+}
+
+TEST(Coordinator, HoldsAgentsToWhatItWasStartedWithItself) {
+  ElasticOptions options = Desk::Options();
+  options.terms = {{"-n", "2"}};
+  Coordinator coordinator(options, {}, Id128::FromName("run"));
+  coordinator.Step(StartEvent{}, absl::Seconds(1));
+  const auto hello = [&](uint64_t stream, Terms terms) {
+    return Desk::RefusalIn(coordinator.Step(
+        HelloReceived{stream, HelloOf("a", stream, std::move(terms)), "", ""}, absl::Seconds(2)));
+  };
+  EXPECT_EQ(hello(1, {{"-n", "4"}, {"--fresh", "given"}}),
+            "agent a is not started as the coordinator was: -n 4, 2 wanted");
+  EXPECT_EQ(hello(2, {{"-n", "2"}, {"--fresh", "given"}}), "");
+}
+
+TEST(Coordinator, BeforeTheFirstGenerationTermsBindWhileSomebodyIsThereWhoHasThem) {
+  Desk desk;
+  desk.Hello(1, HelloOf("a", 11, {{"-n", "1"}}));
+  desk.Give(StreamLost{1});
+  EXPECT_EQ(Desk::RefusalIn(desk.Hello(2, HelloOf("b", 12, {{"-n", "2"}}))), "");
+  EXPECT_EQ(Desk::RefusalIn(desk.Hello(3, HelloOf("a", 13, {{"-n", "1"}}))),
+            "agent a is not started as agent b was: -n 1, 2 wanted");
+  EXPECT_EQ(desk.coordinator.state().terms.node, "b");
+}
+
+TEST(Coordinator, ThatWasRestartedHoldsAllToTheTermsInItsJournal) {
+  Desk desk;
+  desk.terms = {{"-n", "1"}};
+  desk.Form();
+  ASSERT_EQ(desk.coordinator.state().generation(), 1u);
+
+  Coordinator again(Desk::Options(), desk.coordinator.state(), Id128::FromName("run"));
+  again.Step(StartEvent{}, absl::Seconds(1));
+  const auto hello = [&](uint64_t stream, const std::string& node, uint64_t incarnation,
+                         Terms terms) {
+    control::Hello said = HelloOf(node, incarnation, std::move(terms));
+    said.run_id = Id128::FromName("run");
+    return Desk::RefusalIn(
+        again.Step(HelloReceived{stream, std::move(said), "", ""}, absl::Seconds(2)));
+  };
+  EXPECT_EQ(hello(1, "b", 12, {{"-n", "1"}}), "") << "it comes back";
+  EXPECT_EQ(hello(2, "a", 13, {{"-n", "2"}}),
+            "agent a is not started as agent a was: -n 2, 1 wanted");
 }
 
 TEST(Coordinator, TellsAnAgentOfAFormerRunThatTheJobWasBegunAnew) {

@@ -32,6 +32,7 @@ std::vector<JournalPayload> Story() {
                           .root = 77,
                           .node = "b"};
   return {StartedRecord{Id128::FromName("run"), 1},
+          TermsRecord{"a", {{"-n", "2"}, {"--fresh", "given"}}},
           FormingRecord{1, "first"},
           CommittedRecord{{.generation = 1,
                            .map = TwoNodes(),
@@ -89,7 +90,7 @@ TEST(Journal, EachKindIsReadAsItWasWritten) {
   ASSERT_TRUE(content.ok()) << content.status();
   const CoordinatorState& state = content->state;
   EXPECT_EQ(content->torn, "");
-  EXPECT_EQ(state.records, 17u);
+  EXPECT_EQ(state.records, 18u);
   EXPECT_EQ(state.incarnation, 2u);
   EXPECT_EQ(state.run_id, Id128::FromName("run"));
   EXPECT_EQ(state.generation(), 2u);
@@ -105,6 +106,8 @@ TEST(Journal, EachKindIsReadAsItWasWritten) {
   EXPECT_EQ(state.stop_went, 14);
   EXPECT_TRUE(state.stop_hurries);
   EXPECT_EQ(state.ended->exit_code, 83);
+  EXPECT_EQ(state.terms.node, "a");
+  EXPECT_EQ(state.terms.terms, (Terms{{"-n", "2"}, {"--fresh", "given"}}));
 }
 
 TEST(Journal, CutAtAnyByteItHoldsTheWholeRecordsBefore) {

@@ -57,6 +57,10 @@ class Nodes : public ::testing::Test {
     std::ifstream file(Path(name));
     return {std::istreambuf_iterator<char>(file), {}};
   }
+  void WriteToken(const std::string& name, char digit) const {
+    std::ofstream(Path(name)) << std::string(64, digit);
+    fs::permissions(Path(name), fs::perms::owner_read | fs::perms::owner_write);
+  }
   std::vector<std::string> Trainer() const {
     return {BuildFolder() / "outlast_node_trainer", Path("log"), Path("until")};
   }
@@ -74,6 +78,7 @@ class Nodes : public ::testing::Test {
                                                  {"--run-dir", Path("runs")},
                                                  {"--last-call", "0.5"},
                                                  {"--grace", "3"},
+                                                 {"--preflight", "off"},
                                                  {"-n", "2"}};
     for (size_t i = 0; i + 1 < flags.size(); i += 2) values[flags[i]] = flags[i + 1];
     std::vector<std::string> words = {BuildFolder() / "outlast", "run"};
@@ -568,8 +573,8 @@ TEST_F(NodesThatSave, AReportIsAboutOneNode) {
 // --- Refusals ---
 
 TEST_F(Nodes, AnotherTokenIsRefusedInOneLine) {
-  std::ofstream(Path("right")) << std::string(64, 'a');
-  std::ofstream(Path("wrong")) << std::string(64, 'b');
+  WriteToken("right", 'a');
+  WriteToken("wrong", 'b');
   StartTrainer(1, "2", {"--token-file", Path("right")});
   ASSERT_NE(agents_.at(1)->LineWith("leads job job", Within(10)), "") << Seen();
   StartTrainer(2, "2", {"--token-file", Path("wrong")});
@@ -591,6 +596,49 @@ TEST_F(Nodes, AForeignJobIsRefusedInOneLine) {
   EXPECT_THAT(agents_.at(2)->seen(), HasSubstr("agent n2 is of job 'other', this is job 'job'"));
   agents_.at(1)->Signal(SIGTERM);
   EndsWith(1, 81);
+}
+
+TEST_F(Nodes, AnAgentThatIsStartedOtherwiseIsRefusedInOneLineWhichNamesFlagAndBothSides) {
+  StartTrainer(1, "2");
+  ASSERT_NE(agents_.at(1)->LineWith("leads job job", Within(10)), "") << Seen();
+  const auto refused = [&](const std::string& flag, const std::string& value) {
+    StartTrainer(2, "2", {flag, value});
+    EndsWith(2, 85);
+    return agents_.at(2)->seen();
+  };
+  const std::string unlike =
+      "exit code 85: agent n2 is not started as agent n1, which leads, was: ";
+  EXPECT_THAT(refused("--max-restarts", "5"), HasSubstr(unlike + "--max-restarts 5, 3 wanted\n"));
+  EXPECT_THAT(refused("-n", "3"), HasSubstr(unlike + "-n 3, 2 wanted\n"));
+  EXPECT_THAT(refused("--nnodes", "1:2"), HasSubstr(unlike + "--nnodes 1:2, 2 wanted\n"));
+  Start(2, "2", {}, {BuildFolder() / "outlast_node_trainer", Path("log"), Path("other")});
+  EndsWith(2, 85);
+  EXPECT_THAT(agents_.at(2)->seen(), HasSubstr("/other, ..."));
+
+  // What a node has of its own is its own business.
+  StartTrainer(2, "2", {"--run-dir", Path("runs2"), "--grace", "4", "--join-timeout", "60"});
+  ASSERT_TRUE(AllTrain(4)) << Seen();
+  EndTraining();
+  for (const int k : {1, 2}) EndsWith(k, 0);
+}
+
+TEST_F(Nodes, ACoordinatorOfItsOwnHoldsAllToItsFlagsAndElseToTheFirstAgents) {
+  StartCoordinator("2");
+  StartTrainer(1, "2", {"--max-restarts", "5"});
+  EndsWith(1, 85);
+  EXPECT_THAT(agents_.at(1)->seen(),
+              HasSubstr("agent n1 is not started as the coordinator was: --max-restarts 5, "
+                        "3 wanted\n"));
+  StartTrainer(1, "2");
+  ASSERT_NE(lead_->LineWith("1 of 2", Within(10)), "") << Seen();
+  Start(2, "2", {}, {"/bin/true"});
+  EndsWith(2, 85);
+  EXPECT_THAT(agents_.at(2)->seen(),
+              HasSubstr("agent n2 is not started as agent n1 was: the command /bin/true, "));
+  StartTrainer(2, "2");
+  ASSERT_TRUE(AllTrain(4)) << Seen();
+  EndTraining();
+  for (const int k : {1, 2}) EndsWith(k, 0);
 }
 
 TEST_F(Nodes, AnAgentOfARunThatWasBegunAnewEndsAtOnceAndJoinsTheNewOneWhenStartedAgain) {
@@ -619,6 +667,63 @@ TEST_F(Nodes, ANodeThatFindsNoCoordinatorFormsNoWorldOfItsOwn) {
   EndsWith(2, 84);
   EXPECT_THAT(agents_.at(2)->seen(), HasSubstr(coordinator_ + ": Connection refused"));
   EXPECT_EQ(Read("log"), "") << "no worker ran";
+}
+
+TEST_F(Nodes, ATokenFileThatOthersMayReadIsRefused) {
+  WriteToken("token", 'a');
+  fs::permissions(Path("token"), fs::perms::group_read, fs::perm_options::add);
+  StartTrainer(1, "2", {"--token-file", Path("token")});
+  EndsWith(1, 85);
+  EXPECT_EQ(agents_.at(1)->seen(), "outlast: token file " + Path("token") +
+                                       ": mode 0640 lets others read or write it, 0600 wanted "
+                                       "(chmod 600 " +
+                                       Path("token") + ")\n");
+  EXPECT_FALSE(fs::exists(Path("runs")));
+}
+
+TEST_F(Nodes, WaitsThatContradictEachOtherAreRefusedByTheirFlags) {
+  StartTrainer(1, "2", {"--join-timeout", "3", "--last-call", "5"});
+  EndsWith(1, 85);
+  EXPECT_EQ(agents_.at(1)->seen(),
+            "outlast: --join-timeout '3' is shorter than --last-call '5': as long or longer "
+            "wanted\n");
+  EXPECT_FALSE(fs::exists(Path("runs")));
+}
+
+TEST_F(Nodes, ASecondAgentOfANodesNameIsRefusedWhileTheFirstLivesAndNotForTheJoinTimeout) {
+  StartTrainer(1, "2");
+  ASSERT_NE(agents_.at(1)->LineWith("1 of 2 here (n1)", Within(10)), "") << Seen();
+  StartTrainer(2, "2", {"--node", "n1"});
+  EndsWith(2, 85, 20);
+  EXPECT_THAT(agents_.at(2)->seen(),
+              HasSubstr("exit code 85: node name 'n1' is taken by the agent at 127.0.0.1:"));
+  StartTrainer(2, "2");
+  ASSERT_TRUE(AllTrain(4)) << Seen();
+
+  // A successor is another thing.
+  agents_.at(2)->Kill();
+  StartTrainer(2, "2");
+  ASSERT_TRUE(AllTrain(4, 2)) << Seen();
+  EndTraining();
+  for (const int k : {1, 2}) EndsWith(k, 0, 60);
+}
+
+TEST_F(Nodes, ANodeThatAProbeCallsUnfitEndsWithEightySevenBeforeItJoins) {
+  StartTrainer(1, "2", {"--preflight", "on", "--probe", "echo dusty; exit 1"});
+  EndsWith(1, 87, 60);
+  EXPECT_THAT(agents_.at(1)->seen(),
+              HasSubstr("exit code 87: preflight: echo dusty; exit 1: dusty\n"));
+  EXPECT_THAT(agents_.at(1)->seen(), Not(HasSubstr("leads job")));
+  EXPECT_EQ(Report(1)["exit_code"], 87);
+}
+
+TEST_F(Nodes, AProbeThatSaysNothingPassesWithAWarningAndTheNodeJoins) {
+  StartTrainer(1, "2", {"--preflight", "on", "--probe", "exit 7"});
+  ASSERT_NE(agents_.at(1)->LineWith("leads job job", Within(60)), "") << Seen();
+  EXPECT_THAT(agents_.at(1)->seen(),
+              HasSubstr("preflight passes with a warning: exit 7: exit code 7 (0 fit, 1 unfit)\n"));
+  agents_.at(1)->Signal(SIGTERM);
+  EndsWith(1, 81);
 }
 
 TEST_F(Nodes, TooFewNodesEndWithEightyFour) {

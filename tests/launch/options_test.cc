@@ -21,6 +21,29 @@ std::string RefusalOf(std::vector<std::string> arguments) {
   return std::string(MessageOf(options.status()));
 }
 
+TEST(ParseLaunchOptions, PreflightIsOnOfSeveralNodesAndOffOfOne) {
+  const auto preflight = [](std::vector<std::string> arguments) {
+    arguments.insert(arguments.end(), {"-n1", "--", "x"});
+    std::string help;
+    const auto options = ParseLaunchOptions(arguments, &help);
+    return options.ok() ? options->preflight : false;
+  };
+  const std::vector<std::string> several = {"--nnodes", "2", "--coordinator", "a:1", "--job", "j"};
+  const auto with = [&](std::vector<std::string> more) {
+    more.insert(more.end(), several.begin(), several.end());
+    return more;
+  };
+  EXPECT_FALSE(preflight({}));
+  EXPECT_TRUE(preflight({"--preflight", "on"}));
+  EXPECT_TRUE(preflight({"--probe", "x", "--probe", "y"}));
+  EXPECT_TRUE(preflight(with({})));
+  EXPECT_FALSE(preflight(with({"--preflight", "off"})));
+  EXPECT_THAT(RefusalOf({"-n1", "--preflight", "maybe", "x"}),
+              HasSubstr("--preflight 'maybe': on or off wanted"));
+  EXPECT_THAT(RefusalOf({"-n1", "--preflight", "off", "--probe", "a", "x"}),
+              HasSubstr("--probe 'a' and --preflight off"));
+}
+
 TEST(ParseLaunchOptions, TakesTheCommandBehindTheDashes) {
   std::string help;
   const auto options = ParseLaunchOptions(

@@ -14,6 +14,7 @@ namespace outlast {
 namespace {
 
 using ::testing::AllOf;
+using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 using ::testing::IsEmpty;
 
@@ -51,6 +52,34 @@ TEST(JudgeCheck, AKilledOneIsSlowerThanItsLimitAllows) {
   EXPECT_EQ(JudgeCheck(disk, {.timed_out = true}, kLimit).fitness, Fitness::kUnknown);
   EXPECT_EQ(JudgeCheck(*FindCheck("clock"), {.timed_out = true}, kLimit).fitness,
             Fitness::kUnknown);
+}
+
+TEST(JudgeNode, OnlyAClearNoKeepsANodeFromJoining) {
+  const std::string json =
+      R"([{"probe":"disk","fitness":"unfit","detail":"3 MB/s, at least 10 wanted"},)"
+      R"({"probe":"memory","fitness":"fit","detail":"fast"},)"
+      R"({"probe":"./health","fitness":"unknown","detail":"exit code 7"}])";
+  const NodeLook look = JudgeNode(json, {.code = 87});
+  EXPECT_EQ(look.unfit, "disk: 3 MB/s, at least 10 wanted");
+  EXPECT_THAT(look.warnings, ElementsAre("./health: exit code 7"));
+
+  for (const char* odd : {"", "{}", "[1, null]", "[{\"probe\": 3}]", "[{"})
+    EXPECT_EQ(JudgeNode(odd, {.code = 87}).unfit, "") << odd;
+  EXPECT_THAT(JudgeNode("", {.code = 85, .last_line = "no folder"}).warnings,
+              ElementsAre("it ended with exit code 85, so nobody knows whether this node is fit: "
+                          "no folder"));
+  EXPECT_THAT(JudgeNode(json, {.timed_out = true}).warnings,
+              ElementsAre(HasSubstr("was not done in time")));
+}
+
+TEST(Preflight, ChecksThatWouldBeginTooLateAreLeftOutAndPass) {
+  const auto findings = RunPreflight(
+      {.tool = "/no/such", .folder = ".", .limit = kLimit, .begin_within = absl::ZeroDuration()});
+  ASSERT_EQ(findings.size(), Checks().size());
+  for (const ProbeFinding& finding : findings) {
+    EXPECT_EQ(finding.fitness, Fitness::kUnknown);
+    EXPECT_EQ(finding.detail, "not begun: 0 were over");
+  }
 }
 
 TEST(FindCheck, NamesThoseThatAre) {

@@ -98,6 +98,10 @@ struct CloseStream {
   uint64_t stream = 0;
   std::string reason;
 };
+// One line for people, about the whole job.
+struct Announce {
+  std::string line;
+};
 // Another coordinator has the job: say so, and touch nothing any more. The last action.
 struct StepDown {
   std::string reason;
@@ -105,7 +109,7 @@ struct StepDown {
 
 // After FinishJob the driver should serve hellos for a while: late agents are told the job's end.
 using CoordinatorAction = std::variant<AppendJournal, SendToAgent, CloseStream, ArmTimer,
-                                       DisarmTimer, RecordFault, FinishJob, StepDown>;
+                                       DisarmTimer, RecordFault, FinishJob, Announce, StepDown>;
 
 enum class CoordinatorPhase : uint8_t {
   kForming,
@@ -168,6 +172,8 @@ class Coordinator {
     bool leaving = false;
     std::string bootstrap;
     std::vector<control::HeldSnapshot> snapshots;
+    // Other processes that claim its node's name, by incarnation: since when.
+    std::map<uint64_t, absl::Duration> claims;
   };
   // A rank that ended with 0 without having finished.
   struct EarlyExit {
@@ -198,6 +204,9 @@ class Coordinator {
   // Membership (coordinator.cc).
   bool IsOfAnotherRun(const control::Hello& hello) const;
   std::optional<control::Refused> WhyNot(const HelloReceived& event);
+  std::optional<control::Refused> WhyTaken(const HelloReceived& event);
+  std::string WhyUnlike(const control::Hello& hello) const;
+  bool TermsBind(const std::string& node) const;
   void BringUpToDate(Agent& agent);
   void Lose(Agent& agent, const std::string& reason);
   void Remove(std::string node, const std::string& reason);
@@ -243,6 +252,8 @@ class Coordinator {
 
   void LookAtDeadlines();
   void LookAtAgents();
+  void TellWhoIsHere();
+  std::string WhoIsHere();
   absl::Duration Nearest() const;
   void ArmNearest();
   absl::Duration JobTime() const { return job_base_ + (now_ - started_); }
@@ -273,6 +284,13 @@ class Coordinator {
   // Forming.
   absl::Duration join_due_ = absl::InfiniteDuration();
   absl::Duration last_call_due_ = absl::InfiniteDuration();
+
+  // What people are told while too few are there.
+  bool may_have_changed_ = true;
+  int node_slots_ = 0;  // of a node; 0: none has come yet
+  std::string told_;
+  absl::Duration told_at_ = -absl::InfiniteDuration();
+  absl::Duration tell_due_ = absl::InfiniteDuration();
 
   // Of the generation that forms.
   uint32_t round_ = 0;

@@ -81,11 +81,16 @@ struct EndedRecord {
   int exit_code = 1;
   std::string reason;
 };
+// The agent of `node` came first: all others are to be started as it was.
+struct TermsRecord {
+  std::string node;
+  Terms terms;
+};
 
 using JournalPayload =
     std::variant<StartedRecord, FormingRecord, CommittedRecord, NextRecord, FaultedRecord,
                  RefundedRecord, ExcludedRecord, FinishedRecord, StopBegunRecord, StopWentRecord,
-                 StopGaveUpRecord, SaveFailedRecord, EndingRecord, EndedRecord>;
+                 StopGaveUpRecord, SaveFailedRecord, EndingRecord, EndedRecord, TermsRecord>;
 
 // --- State ---
 
@@ -112,6 +117,7 @@ struct CoordinatorState {
   std::string stop_failure;  // why it was given up
   std::optional<EndingRecord> ending;
   std::optional<EndedRecord> ended;
+  TermsRecord terms;        // empty: nobody has said any
   absl::Duration job_time;  // of the newest record that has one
 
   uint64_t generation() const { return commit.generation; }

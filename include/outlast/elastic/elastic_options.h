@@ -8,11 +8,16 @@
 #include "absl/time/time.h"
 #include "outlast/elastic/job_options.h"
 #include "outlast/elastic/membership.h"
+#include "outlast/elastic/terms.h"
 
 namespace outlast {
 
 struct ElasticOptions {
-  std::string job;    // its id
+  std::string job;  // its id
+  // What the coordinator itself holds agents to, and who says so. What it leaves open is as the
+  // first agent says.
+  Terms terms;
+  std::string terms_of = "the coordinator";
   JobOptions budget;  // faults, and the deadlines of workers; `world` is not used
   MembershipOptions membership;
   // Besides max_world: the first generation waits for them too, no longer than the last call.

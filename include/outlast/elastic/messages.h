@@ -14,6 +14,7 @@
 #include "outlast/base/id.h"
 #include "outlast/elastic/fault.h"
 #include "outlast/elastic/membership.h"
+#include "outlast/elastic/terms.h"
 
 namespace outlast::control {
 
@@ -47,6 +48,7 @@ struct Hello {
   std::string segment;
   std::vector<std::string> addresses;  // all of them
   std::string peer_address;            // HOST:PORT where it takes the other agents' connections
+  Terms terms;                         // that it was started with; empty: it does not say
   // What it has seen so far; zero at first.
   Id128 run_id;
   uint64_t coordinator = 0;  // the highest incarnation of a coordinator

@@ -93,6 +93,7 @@ using NodeAction =
 
 struct NodeOptions {
   ElasticOptions elastic;  // the same for all nodes
+  Terms terms;             // that this agent was started with
   std::string node;
   uint64_t incarnation = 0;  // another one at each start of the agent
   int capacity = 1;

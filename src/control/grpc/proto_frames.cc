@@ -89,6 +89,11 @@ void To(const Greeting& greeting, v1::AgentFrame& frame) {
   to->set_coordinator(hello.coordinator);
   to->set_generation(hello.generation);
   to->set_peer_address(hello.peer_address);
+  for (const Term& term : hello.terms) {
+    v1::Term* one = to->add_terms();
+    one->set_flag(term.flag);
+    one->set_value(term.value);
+  }
 }
 Greeting From(const v1::Greeting& proto, bool& ok) {
   const v1::Hello& from = proto.hello();
@@ -105,6 +110,7 @@ Greeting From(const v1::Greeting& proto, bool& ok) {
   hello.coordinator = from.coordinator();
   hello.generation = from.generation();
   hello.peer_address = from.peer_address();
+  for (const v1::Term& term : from.terms()) hello.terms.push_back({term.flag(), term.value()});
   return greeting;
 }
 
