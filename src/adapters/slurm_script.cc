@@ -187,7 +187,7 @@ absl::StatusOr<std::vector<std::string>> Options(const SlurmJob& job) {
         {"--account", job.account},
         {"--time", job.time}}) {
     OUTLAST_RETURN_IF_ERROR(CheckOptionValue(flag, value));
-    if (!value.empty()) options.push_back(flag + "=" + value);
+    if (!value.empty()) options.push_back(fmt::format("{}={}", flag, value));
   }
   options.push_back(fmt::format("--signal=B:USR1@{}", job.notice));
   options.insert(options.end(), {"--no-kill", "--requeue", "--open-mode=append"});
