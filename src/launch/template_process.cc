@@ -200,7 +200,9 @@ void TemplateProcess::Read(const Channel::Packet& packet) {
     if (answer.ok() && is_ready_) return TakeForked(request, pid);
   }
   if (kind == TemplateAnswer::kRefused && is_ready_) {
-    const std::string why(answer.Text().substr(0, kTemplateTextBytes));
+    std::string why(answer.Text().substr(0, kTemplateTextBytes));
+    std::replace_if(
+        why.begin(), why.end(), [](char c) { return c >= 0 && c < ' '; }, ' ');
     const auto found = asked_.find(request);
     if (answer.ok() && found != asked_.end()) {
       news_.notes.push_back(fmt::format("it refused to fork: {}", why));

@@ -272,5 +272,14 @@ TEST(CheckPlace, AllowsOneTaskOneselfAndAWorkerOfOurs) {
   EXPECT_TRUE(PlaceAllows(4, {{"OUTLAST_RUN_ID", "x"}, {"RANK", "0"}, {"WORLD_SIZE", "2"}}).ok());
 }
 
+TEST(SplitWords, TakesQuotesAndBackslashesAsAShellDoes) {
+  using Words = std::vector<std::string>;
+  EXPECT_EQ(SplitWords(" python3  -m t\t").value(), (Words{"python3", "-m", "t"}));
+  EXPECT_EQ(SplitWords(R"('a b' "c 'd'"e f\ g '' '\')").value(),
+            (Words{"a b", "c 'd'e", "f g", "", "\\"}));
+  EXPECT_EQ(SplitWords("").value(), Words{});
+  EXPECT_EQ(SplitWords("a 'b").status().code(), absl::StatusCode::kInvalidArgument);
+}
+
 }  // namespace
 }  // namespace outlast
