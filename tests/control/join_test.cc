@@ -118,7 +118,10 @@ TEST_F(Join, ANodeThatIsHeldIsNotGivenToASecondAgent) {
 
   StartNode(1, LinkOptions(0), 999);
 
-  EXPECT_TRUE(Says("node name 'n0' is taken by an agent that lives; give this one another --node"));
+  EXPECT_TRUE(Says("node name 'n0' is taken by the agent at 127.0.0.1:"));
+  ASSERT_TRUE(loop_.WaitFor([&] { return ended_.count(1) == 1; }));
+  EXPECT_EQ(ended_[1].exit_code, 85);
+  EXPECT_TRUE(Says(", which lives: give this one another --node"));
 }
 
 TEST_F(Join, ThreeHundredAgentsInABurst) {
