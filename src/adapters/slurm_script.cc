@@ -104,7 +104,7 @@ address=$(scontrol show node "$SLURMD_NODENAME" --oneliner | sed -n 's/.* NodeAd
 mkfifo "$scratch/said"
 "$tool" coordinator --job "$job" --journal "$scratch/journal" --listen "$address:$port" --nnodes "$nodes" -n "$ranks" \
   --max-restarts "$max_restarts" --last-call "$last_call" --grace "$grace" --stop-within "$stop_within" \
-  --token-fd 3 3<<<"$token" >"$scratch/said" &
+  "${terms[@]}" --token-fd 3 3<<<"$token" >"$scratch/said" &
 pid=$!
 read -r line <"$scratch/said"
 follow "$pid"
@@ -217,6 +217,7 @@ std::string Body(const SlurmJob& job) {
   if (!is_one) {
     set("last_call", fmt::format("{}", absl::ToDoubleSeconds(job.last_call)));
     set("port", std::to_string(job.port));
+    text += fmt::format("terms={}\n", ShellArray(job.terms));
   }
   set("drain", job.drain_excluded ? "yes" : "no");
   text += fmt::format("flags={}\ncommand={}\n", ShellArray(job.run_flags), ShellArray(job.command));

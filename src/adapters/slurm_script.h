@@ -36,6 +36,7 @@ struct SlurmJob {
   bool drain_excluded = false;  // by scontrol, which operators alone may do; else only said
   std::vector<std::string> sbatch_options;  // more of them, each "--name" or "--name=value"
   std::vector<std::string> run_flags;       // of each agent
+  std::vector<std::string> terms;           // those among them that the coordinator must know too
   std::vector<std::string> command;
   std::string tool;    // where nodes find the tool
   std::string folder;  // where the job runs, on all nodes

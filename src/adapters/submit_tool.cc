@@ -99,7 +99,7 @@ absl::Status RefuseRunFlags(const std::vector<std::string>& flags) {
 
 // The agents' command line is read here as each of them will: what it would refuse on the nodes is
 // refused before it waits in the queue.
-absl::Status TryRunFlags(const SlurmJob& job) {
+absl::StatusOr<LaunchOptions> TryRunFlags(const SlurmJob& job) {
   OUTLAST_RETURN_IF_ERROR(RefuseRunFlags(job.run_flags));
   std::vector<std::string> words = {"-n",
                                     std::to_string(job.ranks_per_node),
@@ -115,9 +115,23 @@ absl::Status TryRunFlags(const SlurmJob& job) {
   words.emplace_back("--");
   words.insert(words.end(), job.command.begin(), job.command.end());
   std::string help;
-  OUTLAST_RETURN_IF_ERROR(ParseLaunchOptions(words, &help).status());
+  OUTLAST_ASSIGN_OR_RETURN(LaunchOptions options, ParseLaunchOptions(words, &help));
   if (!help.empty()) return RefuseValue("--run", "--help", "flags of a job");
-  return absl::OkStatus();
+  return options;
+}
+
+// A coordinator refuses agents that were started on other terms than its own.
+std::vector<std::string> TermsOf(const LaunchOptions& options, const SlurmJob& job) {
+  JobOptions usual;
+  usual.max_restarts = job.max_restarts;
+  const Terms without = JobTerms(usual, job.ranks_per_node, job.nodes, 0);
+  std::vector<std::string> flags;
+  for (const Term& term : JobTerms(options.job, job.ranks_per_node, job.nodes,
+                                   options.nodes ? options.nodes->spares : 0)) {
+    if (std::find(without.begin(), without.end(), term) == without.end())
+      flags.push_back(term.flag + "=" + term.value);
+  }
+  return flags;
 }
 
 absl::Status Complete(Arguments& raw) {
@@ -142,7 +156,9 @@ absl::Status Complete(Arguments& raw) {
     return Error(absl::StatusCode::kNotFound, "the working directory or the tool's file: {}",
                  error.message());
   }
-  return TryRunFlags(job);
+  OUTLAST_ASSIGN_OR_RETURN(const LaunchOptions options, TryRunFlags(job));
+  job.terms = TermsOf(options, job);
+  return absl::OkStatus();
 }
 
 int CodeOf(const absl::Status& status) {

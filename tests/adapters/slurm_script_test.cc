@@ -55,7 +55,8 @@ TEST(RenderSlurm, StatesTheWholeRequest) {
   job.account = "lab";
   job.time = "2-12:00:00";
   job.sbatch_options = {"--gres=gpu:8"};
-  job.run_flags = {"--bind=numa"};
+  job.run_flags = {"--bind=numa", "--no-retry=7"};
+  job.terms = {"--no-retry=7"};
   const auto request = RenderSlurm(job);
   ASSERT_TRUE(request.ok()) << request.status();
   EXPECT_THAT(request->script, StartsWith("#!/bin/bash\n"
@@ -85,8 +86,9 @@ TEST(RenderSlurm, StatesTheWholeRequest) {
                                           "stop_within=108\n"
                                           "last_call=5\n"
                                           "port=0\n"
+                                          "terms=(--no-retry=7)\n"
                                           "drain=no\n"
-                                          "flags=(--bind=numa)\n"
+                                          "flags=(--bind=numa --no-retry=7)\n"
                                           "command=(./train --name 'a b')\n"));
 }
 

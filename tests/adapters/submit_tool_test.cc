@@ -109,6 +109,14 @@ TEST_F(SubmitTool, ShowsTheScriptAndSendsNothing) {
   EXPECT_EQ(Calls(), "");
 }
 
+TEST_F(SubmitTool, TellsTheCoordinatorTheTermsThatTheAgentsAreGiven) {
+  EXPECT_EQ(Submit({"--dry", "--nnodes", "2", "--run=--bind=numa", "--run=--no-retry=7,9",
+                    "--run=--early-exit-grace", "--run=60"}),
+            0)
+      << err_.str();
+  EXPECT_THAT(out_.str(), HasSubstr("\nterms=(--no-retry=7,9)\n")) << "60 is what it has anyway";
+}
+
 TEST_F(SubmitTool, RefusesBeforeAnythingWaitsInTheQueue) {
   const std::vector<std::pair<std::vector<std::string>, std::string>> cases = {
       {{"--run=--nonsense"}, "unknown flag '--nonsense'"},
