@@ -1,3 +1,5 @@
+// The design had WELCOME carry a digest of the options, for agents to judge by. Texts in HELLO let
+// the coordinator, which knows both sides, name the flag.
 #include "outlast/elastic/terms.h"
 
 #include <fmt/format.h>

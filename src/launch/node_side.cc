@@ -51,6 +51,9 @@ Terms TermsOf(const LaunchOptions& options) {
   };
   Terms terms = {MakeTerm("the command", CommandText(options)), is_given("--fresh", options.fresh),
                  is_given("--take-over", options.take_over)};
+  terms.push_back(MakeTerm("--template", options.template_command.empty()
+                                             ? "not given"
+                                             : QuotedCommand(options.template_command)));
   const NodesOptions& nodes = *options.nodes;
   for (Term& term : JobTerms(options.job, options.job.world, nodes.count, nodes.spares))
     terms.push_back(std::move(term));
