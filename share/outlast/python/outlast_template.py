@@ -133,7 +133,8 @@ def place_of_tag():
 def why_not_forked():
     threads = len(os.listdir("/proc/self/task"))
     if threads != 1:
-        return f"it has {threads} threads, 1 wanted (do MODULES start some?)"
+        return (f"it has {threads} threads, 1 wanted (MODULES start some; "
+                "OMP_NUM_THREADS=1 keeps numerical ones from it)")
     for name in os.listdir("/proc/self/fd"):
         try:
             target = os.readlink("/proc/self/fd/" + name)
