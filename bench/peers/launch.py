@@ -7,7 +7,7 @@ Each pass measures each case under both, in an order that turns around every oth
   restart.term_ignored    a rank fails and its peer ignores SIGTERM: from the failure to when both run again
 
 One JSON object a line; `value` is the median. The peer's line has the name of Outlast's figure, so that `outlast_figures --peers FILE` puts
-it beside ours; the same case under `outlast run` is NAME.outlast. torchrun runs with TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1: with its stock
+it beside ours; the same case under `outlast run` is NAME.outlast, and with a warm template that has imported torch NAME.outlast_template. torchrun runs with TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1: with its stock
 settings a gloo job is never restarted after kill -9, since the new ranks read the dead rank's address from the shared store.
 The packages come from PyPI, into a virtual environment of their own (build/peers-venv, some 5 GB on disk).
 """
@@ -37,16 +37,16 @@ def arguments():
     parser.add_argument("--ranks", type=int, nargs="*", default=[2, 4], help="of the gloo script (%(default)s)")
     parser.add_argument("--only", default="", help="only cases whose names contain this")
     parser.add_argument("--outlast", type=pathlib.Path, default=BUILD / "release" / "outlast", help="the tool (%(default)s)")
-    parser.add_argument("--outlast-flags", default="", help="more flags of `outlast run` for the gloo script, such as a template")
+    parser.add_argument("--outlast-flags", default="", help="more flags of `outlast run` for the gloo script")
     parser.add_argument("--json", type=pathlib.Path, help="where the lines go (standard output)")
     return parser.parse_args()
 
 
 class Launcher:
-    """How a world is started."""
+    """How a world is started. `flags` are those of the gloo script."""
 
-    def __init__(self, of, command, variables):
-        self.of, self.command, self.variables = of, command, variables
+    def __init__(self, of, command, variables, flags=()):
+        self.of, self.command, self.variables, self.flags = of, command, variables, list(flags)
 
     def start(self, ranks, flags, program, folder):
         command = [*self.command(ranks), *flags, *program]
@@ -59,10 +59,15 @@ def launchers(options):
     import torch
 
     torchrun = [pathlib.Path(sys.prefix) / "bin" / "torchrun", "--standalone"]
-    outlast = Launcher("outlast run", lambda ranks: [options.outlast, "run", "-n", str(ranks)], {"PATH": f"{sys.prefix}/bin:{os.environ['PATH']}"})
+    variables = {"PATH": f"{sys.prefix}/bin:{os.environ['PATH']}"}
+
+    def outlast(of, flags):
+        return Launcher(of, lambda ranks: [options.outlast, "run", "-n", str(ranks)], variables, options.outlast_flags.split() + flags)
+
+    template = ["--template", "python3 -m outlast_template torch torch.distributed"]
     peer = Launcher(f"torchrun {torch.__version__.split('+')[0]}", lambda ranks: [*torchrun, "--nproc-per-node", str(ranks)],
                     {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"})
-    return {"outlast": outlast, "torchrun": peer}
+    return {"outlast": outlast("outlast run", []), "outlast_template": outlast("outlast run --template", template), "torchrun": peer}
 
 
 def lines_of(path):
@@ -106,8 +111,8 @@ def start_2(launcher, folder):
     return 1e3 * (time.monotonic() - begun)
 
 
-def kill_to_reduce(launcher, folder, ranks, victim, flags):
-    job = launcher.start(ranks, ["--max-restarts", "3", *flags], [str(HERE / "gloo_trainer.py"), str(folder)], folder)
+def kill_to_reduce(launcher, folder, ranks, victim):
+    job = launcher.start(ranks, ["--max-restarts", "3", *launcher.flags], [str(HERE / "gloo_trainer.py"), str(folder)], folder)
     try:
         before = wait_for(job, folder / "reduced", 0, ranks)
         time.sleep(0.3)
@@ -132,12 +137,10 @@ def term_ignored(launcher, folder):
 
 def cases(options):
     """Name -> how one launcher is measured, given the pass' number; and how many passes."""
-    flags = options.outlast_flags.split()
     found = {"launch.start_2": (lambda one, folder, number: start_2(one, folder), options.passes)}
     for ranks in options.ranks:
         found[f"restart.python_gloo_{ranks}"] = (
-            lambda one, folder, number, ranks=ranks: kill_to_reduce(one, folder, ranks, number % ranks, flags if one.of.startswith("outlast") else []),
-            options.passes)
+            lambda one, folder, number, ranks=ranks: kill_to_reduce(one, folder, ranks, number % ranks), options.passes)
     found["restart.term_ignored"] = (lambda one, folder, number: term_ignored(one, folder), options.term_passes)
     return {name: case for name, case in found.items() if options.only in name}
 
@@ -150,6 +153,8 @@ def main():
         for name, (measure, passes) in cases(options).items():
             for turn in range(passes):
                 for who in list(known)[:: -1 if turn % 2 else 1]:
+                    if who == "outlast_template" and "gloo" not in name:
+                        continue  # what it saves is a slow start
                     number += 1
                     place = folder / str(number)
                     place.mkdir(parents=True)
