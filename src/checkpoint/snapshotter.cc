@@ -96,11 +96,12 @@ std::optional<int> Snapshotter::PickFree(uint32_t* turn) {
   return std::nullopt;
 }
 
+// All but the common one may: word that came since a buffer was looked for counts too.
 bool Snapshotter::awaits_others() const {
   const std::vector<HeldSteps> ranks = table_.Read();
   const int64_t common = CommonStep(ranks);
   for (size_t i = 0; i < buffers_.size(); ++i) {
-    if (ranks[options_.rank].step[i] > common && buffers_[i].control().Read().pins == 0)
+    if (ranks[options_.rank].step[i] != common && buffers_[i].control().Read().pins == 0)
       return true;
   }
   return false;

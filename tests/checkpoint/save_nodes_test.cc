@@ -206,10 +206,12 @@ void RunCluster(const ClusterSpec& spec, Saw& saw) {
     CheckpointerOptions opens = spec.checkpoints;
     if (const auto other = spec.other_uri.find(node); other != spec.other_uri.end())
       opens.uri = other->second;
+    // All that there were: a snapshot of one may still be being copied when its generation ends.
+    std::vector<std::unique_ptr<RankState>> states;
     OUTLAST_ASSIGN_OR_RETURN(const auto checkpoints, Checkpointer::Open(run, opens));
-    std::unique_ptr<RankState> state;
     return run.ForEachGeneration([&](Generation& generation) -> absl::Status {
-      state = std::make_unique<RankState>(generation.rank(), generation.world());
+      states.push_back(std::make_unique<RankState>(generation.rank(), generation.world()));
+      RankState* const state = states.back().get();
       OUTLAST_ASSIGN_OR_RETURN(auto group, Group::Make(generation, run, "grads", 4096));
       OUTLAST_ASSIGN_OR_RETURN(int64_t step, checkpoints->Restore(state->View()));
       if (!state->IsOf(step)) ++saw.wrong_states;
