@@ -44,7 +44,7 @@ class AgentLink final : public CoordinatorLink {
     HostPort endpoint;
     std::vector<std::string> addresses;
   };
-  absl::StatusOr<Place> Locate() const;
+  absl::StatusOr<Place> Locate(const HostPort& last) const;
   void Located(const absl::StatusOr<Place>& place);
   void TryAddress();
   void Hear(const control::CoordinatorFrame& frame);
@@ -100,20 +100,23 @@ void AgentLink::Open() {
     return;
   }
   if (resolver_ == nullptr) resolver_ = std::make_unique<SerialThread>("outlast-resolve");
-  resolver_->Post([this, attempt = attempt_] {
-    auto place = Locate();
+  resolver_->Post([this, attempt = attempt_, last = endpoint_] {
+    auto place = Locate(last);
     Post(attempt, [this, place = std::move(place)] { Located(place); });
   });
 }
 
-// On the resolver's thread.
-absl::StatusOr<AgentLink::Place> AgentLink::Locate() const {
+// On the resolver's thread. Whoever cannot ask where it is goes where it was.
+absl::StatusOr<AgentLink::Place> AgentLink::Locate(const HostPort& last) const {
   Place place;
-  std::string where = options_.coordinator;
   if (options_.find) {
-    OUTLAST_ASSIGN_OR_RETURN(where, options_.find());
+    const auto found = options_.find();
+    if (!found.ok() && (!absl::IsUnavailable(found.status()) || last.port == 0))
+      return found.status();
+    OUTLAST_ASSIGN_OR_RETURN(place.endpoint, HostPort::Parse(found.ok() ? *found : last.text()));
+  } else {
+    OUTLAST_ASSIGN_OR_RETURN(place.endpoint, HostPort::Parse(options_.coordinator));
   }
-  OUTLAST_ASSIGN_OR_RETURN(place.endpoint, HostPort::Parse(where));
   OUTLAST_ASSIGN_OR_RETURN(place.addresses, ResolveHost(place.endpoint.host));
   return place;
 }

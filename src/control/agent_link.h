@@ -16,7 +16,8 @@ namespace outlast {
 
 struct AgentLinkOptions {
   std::string coordinator;  // HOST:PORT
-  // Asked instead where it is, before each attempt, on a thread of its own. It may move.
+  // Asked instead where it is, before each attempt, on a thread of its own: it may move.
+  // kUnavailable: nobody could be asked; then it is sought where it was last.
   std::function<absl::StatusOr<std::string>()> find;
   std::string job, node;
   JobToken token;

@@ -8,6 +8,7 @@
 
 #include "base/error.h"
 #include "base/socket.h"
+#include "outlast/base/clock.h"
 #include "outlast/elastic/exit_code.h"
 
 namespace outlast {
@@ -15,6 +16,7 @@ namespace {
 
 // Of its own accord, while etcd would have let it lead: then it does not get better.
 constexpr int kMostAbdications = 5;
+constexpr absl::Duration kLongLead = absl::Minutes(2);
 
 std::string NameOfThisProcess() {
   char host[256] = {};
@@ -92,6 +94,7 @@ void EtcdCoordinator::Lead(std::unique_ptr<CoordinatorJournal> journal) {
     // The host is not to end while it calls.
     loop_.Post([this, why] {
       if (host_ == nullptr) return;
+      if (Clock::Real().Uptime() - led_since_ > kLongLead) abdications_ = 0;
       if (++abdications_ > kMostAbdications)
         return Finish(ExitCodeOf(JobOutcome::kNoQuorum), std::string(MessageOf(why)));
       StepDown(std::string(MessageOf(why)));
@@ -102,6 +105,7 @@ void EtcdCoordinator::Lead(std::unique_ptr<CoordinatorJournal> journal) {
   if (!host.ok())
     return Finish(ExitCodeOf(JobOutcome::kRefused), std::string(MessageOf(host.status())));
   host_ = *std::move(host);
+  led_since_ = Clock::Real().Uptime();
   seat_->Announce(Reachable(options_.listen, host_->address()));
 }
 

@@ -6,6 +6,7 @@
 #include <optional>
 #include <string>
 
+#include "absl/time/time.h"
 #include "control/coordinator_host.h"
 #include "control/etcd_seat.h"
 
@@ -40,7 +41,8 @@ class EtcdCoordinator {
   std::ostream& out_;
   std::ostream& err_;
   int code_;
-  int abdications_ = 0;
+  int abdications_ = 0;  // shortly after each other
+  absl::Duration led_since_;
   std::optional<FinishJob> finish_;  // the job has ended
   std::unique_ptr<CoordinatorHost> host_;
   std::unique_ptr<EtcdSeat> seat_;

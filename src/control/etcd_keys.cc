@@ -77,13 +77,13 @@ absl::StatusOr<std::string> FindEtcdLeader(control::EtcdClient& client, const st
   if (!reply.done())
     return Error(absl::StatusCode::kUnavailable, "etcd does not answer ({})", reply.why);
   if (reply.keys.empty() || reply.keys[0].key != keys.leader) {
-    return Error(absl::StatusCode::kUnavailable,
+    return Error(absl::StatusCode::kNotFound,
                  "nobody leads job {} now, as etcd has it (outlast coordinator --etcd)", job);
   }
   const auto leader = EtcdLeader::Parse(reply.keys[0].value);
-  if (!leader) return Error(absl::StatusCode::kUnavailable, "{}: it names nobody", keys.leader);
+  if (!leader) return Error(absl::StatusCode::kNotFound, "{}: it names nobody", keys.leader);
   if (leader->address.empty()) {
-    return Error(absl::StatusCode::kUnavailable, "{} leads job {}, and does not listen yet",
+    return Error(absl::StatusCode::kNotFound, "{} leads job {}, and does not listen yet",
                  leader->name, job);
   }
   return leader->address;

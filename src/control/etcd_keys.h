@@ -58,8 +58,8 @@ struct EtcdOver {
   static std::optional<EtcdOver> Parse(std::string_view text);
 };
 
-// Where the coordinator of `job` listens, HOST:PORT. kUnavailable: nobody leads it now, or etcd
-// does not answer. Blocks for at most about two seconds.
+// Where the coordinator of `job` listens, HOST:PORT. kNotFound: nobody leads it now. kUnavailable:
+// etcd does not answer. Blocks for at most about two seconds.
 absl::StatusOr<std::string> FindEtcdLeader(control::EtcdClient& client, const std::string& job);
 
 }  // namespace outlast

@@ -37,6 +37,30 @@ TEST(EtcdOver, IsReadBackAndNothingElseIs) {
     EXPECT_FALSE(EtcdOver::Parse(text)) << text;
 }
 
+TEST_F(ControlTest, AnAgentThatCanAskNobodyGoesWhereItsCoordinatorWasLast) {
+  ASSERT_TRUE(StartHost(HostOptions(1)).ok());
+  const std::string address = host_->address();
+  AgentLinkOptions link = LinkOptions(0);
+  link.coordinator = "etcd";
+  link.find = [address, first = true]() mutable -> absl::StatusOr<std::string> {
+    if (std::exchange(first, false)) return address;
+    return absl::UnavailableError("no answer");
+  };
+  StartNode(0, link);
+  ASSERT_TRUE(AllOpen(1, 1));
+
+  loop_.Do([this] { host_.reset(); });
+  CoordinatorHostOptions again = HostOptions(1);
+  again.listen = address;
+  ASSERT_TRUE(StartHost(again).ok());
+
+  loop_.Do([&] {
+    nodes_[0]->Give(WorkerFinished{0, 1});
+    nodes_[0]->Give(WorkerEnded{0, 1, {}});
+  });
+  EXPECT_TRUE(loop_.WaitFor([&] { return ended_.size() == 1; }));
+}
+
 class EtcdSeats : public ::testing::Test {
  protected:
   struct Seen {
