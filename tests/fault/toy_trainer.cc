@@ -38,6 +38,7 @@
 #include <thread>
 #include <vector>
 
+#include "absl/cleanup/cleanup.h"
 #include "outlast/base/crc32c.h"
 #include "outlast/outlast.h"
 
@@ -390,6 +391,8 @@ absl::Status Train(const Options& options) {
   return run->ForEachGeneration([&](outlast::Generation& generation) -> absl::Status {
     OUTLAST_ASSIGN_OR_RETURN(auto group, outlast::Group::Make(generation, *run, "gradients", 4096));
     State state(options, generation.rank(), generation.world());
+    // Its memory goes with this body, however that is left.
+    const absl::Cleanup release = [&] { checkpoints->Release().IgnoreError(); };
     OUTLAST_ASSIGN_OR_RETURN(int64_t step,
                              RestoreAndCheck(options, *checkpoints, generation, state));
     for (; step < options.steps; ++step) {
