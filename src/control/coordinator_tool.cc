@@ -131,8 +131,7 @@ absl::Status Complete(Arguments& raw) {
   OUTLAST_RETURN_IF_ERROR(ReadSeconds("--join-timeout", raw.join, elastic.join));
   OUTLAST_RETURN_IF_ERROR(CheckWaits(raw.last_call, elastic.last_call, raw.join, elastic.join));
   OUTLAST_RETURN_IF_ERROR(ReadSeconds("--grace", raw.grace, job.grace));
-  OUTLAST_RETURN_IF_ERROR(
-      ReadSeconds("--stop-within", raw.stop_within, job.stop_within));
+  OUTLAST_RETURN_IF_ERROR(ReadSeconds("--stop-within", raw.stop_within, job.stop_within));
   OUTLAST_RETURN_IF_ERROR(ReadSeconds("--serve-late", raw.serve_late, raw.host.serve_late));
   OUTLAST_ASSIGN_OR_RETURN(Trust trust, ReadTrust(raw.trust));
   raw.host.token = std::move(trust.token);
