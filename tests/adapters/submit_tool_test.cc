@@ -110,7 +110,7 @@ TEST_F(SubmitTool, ShowsTheScriptAndSendsNothing) {
 }
 
 TEST_F(SubmitTool, TellsTheCoordinatorTheTermsThatTheAgentsAreGiven) {
-  EXPECT_EQ(Submit({"--dry", "--nnodes", "2", "--run=--bind=numa", "--run=--no-retry=7,9",
+  EXPECT_EQ(Submit({"--dry", "--run=--bind=numa", "--run=--no-retry=7,9",
                     "--run=--early-exit-grace", "--run=60"}),
             0)
       << err_.str();
