@@ -540,7 +540,8 @@ TEST_F(Nodes, AllRanksOfANodeThatAreStoppedAreReplacedAndNobodyElseIsBlamed) {
   EXPECT_TRUE(one["faults"].empty()) << one["faults"];
   EXPECT_EQ(one["restarts"], 0);
   for (const auto& fault : one["job_faults"]) EXPECT_EQ(fault["budget"], "1 of 3");
-  EXPECT_THAT(agents_.at(2)->seen(), Not(HasSubstr("deadlines start again")));
+  // No freeze of the node; a leak check, at the end of a sanitizer's run, is a debugger.
+  EXPECT_THAT(agents_.at(2)->seen(), Not(HasSubstr("stopped; deadlines start again")));
   const auto stopped_at = fs::last_write_time(Path("data.2.30"));
   const auto found_at = fs::last_write_time(Path("runs/latest-n2/boxes/g1-1-stopped/verdict.json"));
   EXPECT_LT(std::chrono::duration<double>(found_at - stopped_at).count(),
