@@ -35,14 +35,15 @@ std::optional<ProcessInfo> ReadProcess(pid_t pid) {
   if (name_end == std::string::npos) return std::nullopt;
   ProcessInfo info;
   info.pid = pid;
-  unsigned long long start = 0;
-  // Fields 3 to 6, then 22; proc(5).
-  const int fields =
-      std::sscanf(text.c_str() + name_end + 1,
-                  " %c %d %d %d %*s %*s %*s %*s %*s %*s %*s %*s %*s %*s %*s %*s %*s %*s %*s %llu",
-                  &info.state, &info.parent, &info.group, &info.session, &start);
-  if (fields != 5) return std::nullopt;
+  unsigned long long start = 0, memory = 0;
+  // Fields 3 to 6, then 22 and 23; proc(5).
+  const int fields = std::sscanf(
+      text.c_str() + name_end + 1,
+      " %c %d %d %d %*s %*s %*s %*s %*s %*s %*s %*s %*s %*s %*s %*s %*s %*s %*s %llu %llu",
+      &info.state, &info.parent, &info.group, &info.session, &start, &memory);
+  if (fields != 6) return std::nullopt;
   info.start_ticks = start;
+  info.has_memory = memory != 0;
   return info;
 }
 

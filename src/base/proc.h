@@ -14,6 +14,7 @@ struct ProcessInfo {
   pid_t pid = 0, parent = 0, group = 0, session = 0;
   char state = '?';          // R, S, D, T, Z ...
   uint64_t start_ticks = 0;  // since boot: tells two processes with one pid apart
+  bool has_memory = true;    // false: it is ending, or has ended; its environment is gone
   bool is_zombie() const { return state == 'Z' || state == 'X'; }
 };
 

@@ -484,8 +484,12 @@ std::vector<ProcessInfo> GuardianProcess::TreeOf(const Ward& ward, bool with_wor
         process.group == ward.pid || process.session == ward.pid ||
         members.contains(process.parent) ||
         (process.parent == self_ && EnvironmentOf(process.pid, kSlotTagVariable) == ward.tag);
-    if (!belongs) continue;
-    members.insert(process.pid);
+    // One that is just ending does not tell any more whose it was, and its children may come to us
+    // behind this look: it counts as this ward's too, so that there is another look when it is
+    // reaped. Whose its children are is seen then.
+    const bool may_belong = process.parent == self_ && !process.has_memory;
+    if (!belongs && !may_belong) continue;
+    if (belongs) members.insert(process.pid);
     tree.push_back(process);
   }
   return tree;
