@@ -170,8 +170,7 @@ void TemplateServer::Serve(int& argc, char**& argv) {
 }
 
 // Twice, and the process between ends at once: the child's parent is then the nearest subreaper
-// above us, the guardian. The process between borrows our memory (vfork), as its own would be
-// copied for nothing: a copy costs more the more the set-up has made.
+// above us, the guardian.
 bool TemplateServer::Fork(ForkRequest& request) {
   if (const std::string why = WhyNotForked(); !why.empty()) {
     Refuse(request.request, why);
@@ -184,10 +183,10 @@ bool TemplateServer::Fork(ForkRequest& request) {
   }
   UniqueFd read_end(ends[0]), write_end(ends[1]);
   std::fflush(nullptr);  // else both would write what is in the buffers
-  const pid_t between = vfork();
+  const pid_t between = fork();
   if (between == 0) {
     const pid_t child = fork();
-    if (child == 0) {  // with a copy of all that both borrow
+    if (child == 0) {
       read_end.Reset();
       write_end.Reset();
       BecomeRank(request);
