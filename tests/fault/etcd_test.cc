@@ -9,11 +9,11 @@
 #include <map>
 #include <memory>
 #include <set>
-#include <sstream>
 #include <string>
 #include <vector>
 
 #include "tests/support/etcd_server.h"
+#include "tests/support/node_log.h"
 #include "tests/support/paths.h"
 
 namespace outlast::testing {
@@ -26,14 +26,6 @@ absl::Duration Within(int seconds) { return absl::Seconds(seconds) * TimeFactor(
 // Leases, in seconds: one whose end is waited for, and one that does not end.
 const int kShort = static_cast<int>(3 * TimeFactor());
 constexpr int kLong = 3600;
-
-// A line of the trainer's log.
-struct Round {
-  uint64_t generation = 0;
-  int64_t round = 0;
-  int rank = 0, world = 0;
-  pid_t pid = 0;
-};
 
 class Elected : public ::testing::Test {
  protected:
@@ -113,15 +105,7 @@ class Elected : public ::testing::Test {
   }
 
   std::vector<Round> Rounds(const std::string& job = "job") const {
-    std::istringstream lines(Read(job + ".log"));
-    std::vector<Round> rounds;
-    for (std::string line; std::getline(lines, line);) {
-      std::istringstream words(line);
-      Round one;
-      if (words >> one.generation >> one.round >> one.rank >> one.world >> one.pid)
-        rounds.push_back(one);
-    }
-    return rounds;
+    return ReadRounds(Path(job + ".log"));
   }
   int64_t LastRound() const {
     int64_t last = 0;

@@ -17,6 +17,7 @@
 
 #include "launch/worker_environment.h"
 #include "tests/fault/launched.h"
+#include "tests/support/node_log.h"
 #include "tests/support/piped_process.h"
 #include "tests/support/temp_folder.h"
 
@@ -33,14 +34,6 @@ using ::testing::Not;
 using ::testing::UnorderedElementsAre;
 
 absl::Duration Within(int seconds) { return absl::Seconds(seconds) * TimeFactor(); }
-
-// A line of the trainer's log.
-struct Round {
-  uint64_t generation = 0;
-  int64_t round = 0;
-  int rank = 0, world = 0;
-  pid_t pid = 0;
-};
 
 class Nodes : public ::testing::Test {
  protected:
@@ -101,17 +94,7 @@ class Nodes : public ::testing::Test {
   }
   void EndTraining() const { std::ofstream(Path("until")) << "now\n"; }
 
-  std::vector<Round> Rounds() const {
-    std::istringstream lines(Read("log"));
-    std::vector<Round> rounds;
-    for (std::string line; std::getline(lines, line);) {
-      std::istringstream words(line);
-      Round one;
-      if (words >> one.generation >> one.round >> one.rank >> one.world >> one.pid)
-        rounds.push_back(one);
-    }
-    return rounds;
-  }
+  std::vector<Round> Rounds() const { return ReadRounds(Path("log")); }
   // Waits until the log says so.
   bool Comes(const std::function<bool(const std::vector<Round>&)>& what, int seconds = 40) const {
     const absl::Duration deadline = Clock::Real().Uptime() + Within(seconds);

@@ -16,6 +16,7 @@
 #include "base/child_program.h"
 #include "outlast/base/clock.h"
 #include "outlast/testing/time_factor.h"
+#include "tests/support/node_log.h"
 #include "tests/support/paths.h"
 #include "tests/support/slurm_cluster.h"
 #include "tests/support/temp_folder.h"
@@ -83,16 +84,9 @@ class Slurm : public ::testing::Test {
   }
   // Of the ranks that the trainer has logged in `generation` or later: the newest process of each.
   std::map<int, pid_t> Ranks(uint64_t generation) const {
-    std::istringstream lines(Read("log"));
     std::map<int, pid_t> ranks;
-    for (std::string line; std::getline(lines, line);) {
-      std::istringstream words(line);
-      uint64_t in = 0;
-      int64_t round = 0;
-      int rank = 0, world = 0;
-      pid_t pid = 0;
-      if ((words >> in >> round >> rank >> world >> pid) && in >= generation && round > 0)
-        ranks[rank] = pid;
+    for (const Round& one : ReadRounds(Path("log"))) {
+      if (one.generation >= generation && one.round > 0) ranks[one.rank] = one.pid;
     }
     return ranks;
   }
