@@ -3,6 +3,7 @@
 reshard_worker.py STORE_FILE RANK OUT_FOLDER CHECKPOINT...
 """
 
+import os
 import pathlib
 import sys
 
@@ -26,3 +27,6 @@ for checkpoint in checkpoints:
     local = {name: t.to_local() if hasattr(t, "to_local") else t for name, t in state.items()}
     torch.save(local, f"{out}/{pathlib.Path(checkpoint).name}.{rank}.pt")
 dist.destroy_process_group()
+# The mesh keeps its group's threads to the end. One that lets go of a tensor while the interpreter is
+# being taken down aborts the process (torch 2.11, pytorch/pytorch#179291), so it is not taken down.
+os._exit(0)
