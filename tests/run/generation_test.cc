@@ -101,10 +101,10 @@ absl::Status WaitForEver(Generation& generation) {
 }
 
 // Rank 0 says that it is there, and rank 1 crashes after that: else it might crash before rank 0
-// has joined. The crash may end the generation before rank 0 hears that its word has arrived.
+// has joined. What rank 0 is answered is open: the crash may end its generation, or the job, before
+// the answer arrives. That its word arrived is for rank 1 to see.
 void SayThere(Generation& generation) {
-  const absl::Status put = generation.Put("rank 0", "there");
-  EXPECT_TRUE(put.ok() || absl::IsAborted(put)) << put;
+  (void)generation.Put("rank 0", "there");
 }
 absl::Status CrashWhenRank0IsThere(Generation& generation) {
   EXPECT_TRUE(generation.Get("rank 0", kPatience).ok());
