@@ -89,6 +89,16 @@ def wait_for(job, path, attempt, ranks):
     raise RuntimeError("it did not come back")
 
 
+def wait_for_template(job, launcher, folder):
+    """Until the template of `launcher`, if it has one, has imported what it shall: a job is an hour old when it loses a rank, not a second."""
+    deadline = time.monotonic() + PATIENCE_S
+    events = folder / "outlast-runs" / "latest" / "events.jsonl"
+    while "--template" in launcher.flags and '"template_ready"' not in events.read_text():
+        if job.poll() is not None or time.monotonic() > deadline:
+            raise RuntimeError("its template was never ready")
+        time.sleep(0.05)
+
+
 def end(job):
     """Ends what still runs, the quick way."""
     try:
@@ -115,6 +125,7 @@ def kill_to_reduce(launcher, folder, ranks, victim):
     job = launcher.start(ranks, ["--max-restarts", "3", *launcher.flags], [str(HERE / "gloo_trainer.py"), str(folder)], folder)
     try:
         before = wait_for(job, folder / "reduced", 0, ranks)
+        wait_for_template(job, launcher, folder)
         time.sleep(0.3)
         killed = time.monotonic()
         os.kill(before[victim][0], signal.SIGKILL)
