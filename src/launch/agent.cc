@@ -16,6 +16,7 @@
 
 #include "base/error.h"
 #include "base/event_loop.h"
+#include "base/prompt_thread.h"
 #include "launch/console.h"
 #include "launch/death_watch.h"
 #include "launch/node_side.h"
@@ -233,6 +234,7 @@ absl::Status Agent::ServeStatus() {
 }
 
 int Agent::Run() {
+  BecomePrompt();
   loop_->Run();
   status_.reset();
   if (end_->first != 0 && end_->first != kExitRefused) Rescue();

@@ -15,6 +15,7 @@
 #include <utility>
 
 #include "base/error.h"
+#include "base/prompt_thread.h"
 #include "launch/process.h"
 #include "outlast/base/clock.h"
 
@@ -100,6 +101,7 @@ void DeathWatch::Watch(const Life& life) {
 }
 
 void DeathWatch::Loop() {
+  BecomePrompt();
   while (true) {
     const uint32_t changes = Word(changes_).load();
     {

@@ -18,6 +18,7 @@
 #include <set>
 
 #include "base/error.h"
+#include "base/prompt_thread.h"
 #include "launch/birth.h"
 #include "launch/guardian_wire.h"
 #include "launch/process.h"
@@ -111,6 +112,7 @@ class GuardianProcess {
 
 bool GuardianProcess::SetUp() {
   prctl(PR_SET_NAME, "outlast-guard");
+  BecomePrompt();
   setsid();  // Ctrl-C in the terminal is for the agent, which then asks the workers
   if (prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0) != 0) return false;
   // It must not hold the user's pipes open when the agent is gone.
