@@ -42,6 +42,8 @@ bool ReadPeers(const std::string& path, Settings& settings) {
   return !settings.peers.empty();
 }
 
+constexpr double kNotable = 5;  // ms
+
 double LoadAverage() {
   double load = 0;
   return getloadavg(&load, 1) == 1 ? load : -1;
@@ -77,24 +79,29 @@ void Report::Add(const Figure& figure) {
   const double value = Quantile(figure.samples, 0.5);
   const auto [min, max] = std::minmax_element(figure.samples.begin(), figure.samples.end());
   const bool ok = figure.sense == Goal::kAtMost ? value <= figure.goal : value >= figure.goal;
-  const nlohmann::json line = {{"name", figure.name},
-                               {"value", value},
-                               {"unit", figure.unit},
-                               {"goal", figure.goal},
-                               {"limit", ToJson(figure.limit)},
-                               {"peer", ToJson(figure.peer)},
-                               {"n", figure.samples.size()},
-                               {"min", *min},
-                               {"max", *max},
-                               {"p90", Quantile(figure.samples, 0.9)},
-                               {"load", LoadAverage()},
-                               {"ok", ok}};
+  const std::optional<double> standstill = standstill_.TakeLongest();
+  const nlohmann::json line = {
+      {"name", figure.name},
+      {"value", value},
+      {"unit", figure.unit},
+      {"goal", figure.goal},
+      {"limit", ToJson(figure.limit)},
+      {"peer", ToJson(figure.peer)},
+      {"n", figure.samples.size()},
+      {"min", *min},
+      {"max", *max},
+      {"p90", Quantile(figure.samples, 0.9)},
+      {"load", LoadAverage()},
+      {"standstill_ms", standstill ? nlohmann::json(*standstill) : nullptr},
+      {"ok", ok}};
   fmt::print(json_, "{}\n", line.dump());
   std::fflush(json_);
   std::string beside;
   for (const auto* reference : {&figure.limit, &figure.peer}) {
     if (*reference) beside += fmt::format(", {} {:.4g}", (*reference)->name, (*reference)->value);
   }
+  if (standstill && *standstill > kNotable)
+    beside += fmt::format(", the machine stood still for {:.4g} ms", *standstill);
   fmt::print(
       stderr,
       "{:<26} {:>9.4g} {:<8} goal {} {:.4g}{}  (min {:.4g}, p90 {:.4g}, max {:.4g}, n {}{})\n",

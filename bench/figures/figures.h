@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "absl/status/status.h"
+#include "figures/standstill.h"
 
 namespace outlast::bench {
 
@@ -34,7 +35,8 @@ struct Figure {
 // Of a sorted or unsorted, non-empty sample. `share` 0.5: the median.
 double Quantile(std::vector<double> samples, double share);
 
-// Where the figures go: JSON lines for scripts, a readable line each for people (stderr).
+// Where the figures go: JSON lines for scripts, a readable line each for people (stderr). Each says
+// how long the machine stood still at most since the figure before it.
 class Report {
  public:
   // `only`: the figures whose names contain one of these; empty: all.
@@ -54,6 +56,7 @@ class Report {
   std::FILE* json_;
   std::vector<std::string> only_;
   bool failed_ = false;
+  Standstill standstill_;
 };
 
 struct Settings {
