@@ -7,12 +7,14 @@
 
 #include <algorithm>
 #include <cstdio>
+#include <cstdlib>
 #include <exception>
 #include <limits>
 #include <utility>
 
 #include "base/error.h"
 #include "outlast/base/clock.h"
+#include "run/template_wire.h"
 
 namespace outlast {
 namespace {
@@ -28,6 +30,14 @@ std::atomic<bool> environment_is_taken{false};
 
 absl::StatusOr<WorkerEnvironment> TakeEnvironment(const RunOptions& options) {
   if (options.environment.has_value()) return *options.environment;
+  // By hand it would be a world of one, and train beside the job into the job's root.
+  if (getenv(kTemplateVariable) != nullptr) {
+    return Error(
+        absl::StatusCode::kFailedPrecondition,
+        "join: this process is the job's template ({}): Template::ServeIfAsked before Run::Join "
+        "wanted",
+        kTemplateVariable);
+  }
   OUTLAST_ASSIGN_OR_RETURN(WorkerEnvironment environment, WorkerEnvironment::FromProcess());
   if (environment.socket_fd >= 0 && environment_is_taken.exchange(true)) {
     return Error(absl::StatusCode::kFailedPrecondition,

@@ -124,6 +124,7 @@ TEST_P(TemplateFault, GivesTheRankAFreshProcessAndSaysSoOnce) {
 INSTANTIATE_TEST_SUITE_P(
     Template, TemplateFault,
     ::testing::Values(Fault{"exit", kNote, kEvents, "template: it ended with exit code 3"},
+                      Fault{"join", kNote, kEvents, "template: it ended with exit code 4"},
                       Fault{"sleep", "yes", "sleeps", "template: it is not ready"},
                       Fault{"thread", kReady, kEvents, "it has 2 threads, 1 wanted"},
                       Fault{"nonsense", kNote, kEvents, "it said something that is no answer"},

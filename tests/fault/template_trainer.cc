@@ -48,6 +48,8 @@ void PauseForEver() {
 void Misbehave(const std::string& fault) {
   const int fd = NumberOf("OUTLAST_TEMPLATE_FD");
   if (fault == "exit") _exit(3);
+  if (fault == "join")
+    _exit(outlast::Run::Join().status().code() == absl::StatusCode::kFailedPrecondition ? 4 : 5);
   if (fault == "sleep") AppendLine("sleeps", "yes"), PauseForEver();
   if (fault == "thread") std::thread(PauseForEver).detach();
   constexpr char kReady[] = {1, 1, 0, 0, 0}, kVersion9[] = {1, 9, 0, 0, 0};
