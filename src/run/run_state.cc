@@ -280,7 +280,7 @@ void RunState::OnGeneration(const Message& message) {
   MutexLock lock(mutex_);
   if (membership.generation <= offered_.generation) return;
   offered_ = membership;
-  completed_ = -1;  // what it restores may lie before what it had
+  completed_ = kNoStep;  // what it restores may lie before what it had
   changed_.NotifyAll();
 }
 
@@ -300,6 +300,7 @@ void RunState::OnAbort(const Message& message) {
     // What was agreed is void. The keeper asks again in the next generation, if it still wants to
     // stop.
     stop_step_.reset();
+    unanswered_stop_.reset();
     go_ = false;
     if (generation >= entered_) quick = StartCallbacks();
     changed_.NotifyAll();
@@ -318,11 +319,17 @@ void RunState::OnStop(const Message& message) {
     completed = completed_;
     on_time = completed < stop;
     stop_step_.reset();
-    if (on_time) stop_step_ = stop;
+    unanswered_stop_.reset();
+    if (completed == kNoStep) {
+      // What it restores may lie far beyond `stop`: its first step tells.
+      unanswered_stop_ = stop;
+    } else if (on_time) {
+      stop_step_ = stop;
+    }
     go_ = false;
     changed_.NotifyAll();
   }
-  AnswerStop(stop, on_time, completed);
+  if (completed != kNoStep) AnswerStop(stop, on_time, completed);
 }
 
 void RunState::OnGo(const Message& message) {
@@ -495,15 +502,22 @@ absl::StatusOr<Run::StepVerdict> RunState::CompleteStep(int64_t step) {
   if (const uint64_t generation = running(); generation != 0)
     OUTLAST_RETURN_IF_ERROR(Check(generation));
   progress_.SetStep(static_cast<uint64_t>(std::max<int64_t>(0, step)));
-  std::optional<int64_t> missed;
+  std::optional<int64_t> answered;
+  bool on_time = false;
   {
     MutexLock lock(mutex_);
     completed_ = step;
-    if (!stop_step_.has_value() || step < *stop_step_) return Run::StepVerdict::kGoOn;
-    if (step == *stop_step_) return WaitForGo(step);
-    missed = std::exchange(stop_step_, std::nullopt);  // the trainer left steps out
+    if (unanswered_stop_.has_value()) {
+      answered = std::exchange(unanswered_stop_, std::nullopt);
+      on_time = step < *answered;
+      if (on_time) stop_step_ = answered;
+    } else {
+      if (!stop_step_.has_value() || step < *stop_step_) return Run::StepVerdict::kGoOn;
+      if (step == *stop_step_) return WaitForGo(step);
+      answered = std::exchange(stop_step_, std::nullopt);  // the trainer left steps out
+    }
   }
-  AnswerStop(*missed, false, step);
+  AnswerStop(*answered, on_time, step);
   return Run::StepVerdict::kGoOn;
 }
 

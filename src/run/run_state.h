@@ -155,11 +155,13 @@ class RunState {
       ABSL_GUARDED_BY(mutex_);  // of the generation that runs
   std::vector<std::thread> callback_threads_ ABSL_GUARDED_BY(mutex_);
   std::vector<std::function<void()>> quick_callbacks_ ABSL_GUARDED_BY(mutex_);
-  // A stop: the step that was asked for and that we promised to wait at, whether it may be saved,
-  // and how far we are.
+  // A stop: the step that was asked for and that we promised to wait at; one that our first step
+  // answers; whether it may be saved; and how far we are.
   std::optional<int64_t> stop_step_ ABSL_GUARDED_BY(mutex_);
+  std::optional<int64_t> unanswered_stop_ ABSL_GUARDED_BY(mutex_);
   bool go_ ABSL_GUARDED_BY(mutex_) = false;
-  int64_t completed_ ABSL_GUARDED_BY(mutex_) = -1;
+  static constexpr int64_t kNoStep = -1;
+  int64_t completed_ ABSL_GUARDED_BY(mutex_) = kNoStep;
   bool stopped_ ABSL_GUARDED_BY(mutex_) = false;
   bool killed_ ABSL_GUARDED_BY(mutex_) = false;
   bool quitting_ ABSL_GUARDED_BY(mutex_) = false;

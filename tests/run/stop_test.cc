@@ -79,6 +79,30 @@ TEST(Stop, AllRanksSaveTheSameStepWhateverTheirPace) {
   }
 }
 
+TEST(Stop, AskedBeforeTheFirstStepItWaitsForWhereTheRanksGoOn) {
+  constexpr int64_t kRestored = 1000;
+  std::array<std::atomic<int64_t>, 2> saved{};
+  LocalWorld world(2);
+  const LocalWorldResult result = world.Run([&](outlast::Run& run) {
+    return run.ForEachGeneration([&](Generation& generation) -> absl::Status {
+      AwaitAll(generation);
+      if (run.rank() == 0) world.AskStop();
+      while (!run.StopRequested()) Clock::Real().SleepFor(absl::Microseconds(100));
+      for (int64_t step = kRestored + 1;; ++step) {
+        Clock::Real().SleepFor(absl::Microseconds(100));
+        OUTLAST_ASSIGN_OR_RETURN(const auto verdict, run.CompleteStep(step));
+        if (verdict == outlast::Run::StepVerdict::kGoOn) continue;
+        saved[static_cast<size_t>(run.rank())] = step;
+        run.MarkStopped(step);
+        return generation.Check();
+      }
+    });
+  });
+  EXPECT_EQ(result.exit_code, 81) << result.reason;
+  EXPECT_GT(saved[0], kRestored);
+  EXPECT_EQ(saved[1], saved[0]);
+}
+
 TEST(Stop, ByInterruptEndsWith130) {
   LocalWorld world(2);
   std::atomic<int64_t> saved{0};
