@@ -376,6 +376,10 @@ absl::StatusOr<std::unique_ptr<CoordinatorHost>> CoordinatorHost::Start(
     EventLoop& caller, control::Transport& transport, CoordinatorHostOptions options, Ears ears,
     std::unique_ptr<CoordinatorJournal> journal) {
   OUTLAST_RETURN_IF_ERROR(CheckDeadlines(options.elastic));
+  if (const std::string unlike = WhyUnlike(journal->state(), options.elastic.terms);
+      !unlike.empty()) {
+    return MakeStatus(absl::StatusCode::kFailedPrecondition, unlike);
+  }
   OUTLAST_ASSIGN_OR_RETURN(std::unique_ptr<EventLoop> loop, EventLoop::Make());
   auto work = std::make_unique<Work>(caller, std::move(options), std::move(ears),
                                      std::move(journal), std::move(loop));

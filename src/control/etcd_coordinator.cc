@@ -47,6 +47,7 @@ EtcdCoordinator::EtcdCoordinator(EventLoop& loop, control::Transport& transport,
       code_(ExitCodeOf(JobOutcome::kNoQuorum)) {
   seat.job = options_.elastic.job;
   seat.name = NameOfThisProcess();
+  seat.terms = options_.elastic.terms;
   seat.grace = options_.elastic.coordinator_grace;
   EtcdSeat::Ears ears;
   ears.on_line = [this](const std::string& line) { Say(line); };

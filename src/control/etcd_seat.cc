@@ -181,6 +181,7 @@ class EtcdSeat::Work {
   std::shared_ptr<Tenure> Campaign();
   std::optional<Look> LookAtKeys();
   bool Judge(const Look& look);
+  bool Compare(const CoordinatorState& state, const std::string& run, bool is_first);
   std::shared_ptr<Tenure> Claim();
   std::shared_ptr<Tenure> Reclaim(const control::EtcdKey& leader);
   // --- Leading ---
@@ -226,9 +227,10 @@ class EtcdSeat::Work {
   // Of the thread.
   bool has_ended_ = false;
   bool looked_ = false;
-  std::string run_;        // that this seat takes part in; empty: it is to be begun
-  std::string ended_run_;  // that had ended when it looked first
-  int64_t lease_ = 0;      // of the key that may be ours
+  bool was_compared_ = false;  // with how the job's agents were started
+  std::string run_;            // that this seat takes part in; empty: it is to be begun
+  std::string ended_run_;      // that had ended when it looked first
+  int64_t lease_ = 0;          // of the key that may be ours
   absl::Duration answered_ = Now();
   bool is_away_ = false;  // etcd, and people were told
   std::string followed_;  // whom people were told of
@@ -312,15 +314,16 @@ std::optional<Look> EtcdSeat::Work::LookAtKeys() {
 
 // False: there is nothing more to do here.
 bool EtcdSeat::Work::Judge(const Look& look) {
-  if (!std::exchange(looked_, true) && !look.run.empty()) {
+  const bool is_first = !std::exchange(looked_, true);
+  if ((is_first || !was_compared_) && !look.run.empty()) {
     const auto bytes = ReadRecords(nullptr);
     if (!bytes) {
-      looked_ = false;
+      looked_ = !is_first;
       return !has_ended_;
     }
     const auto content = ReadJournal(*bytes);
     // A journal that is read while its leader begins anew may have any end.
-    if (content.ok() && content->state.ended) ended_run_ = look.run;
+    if (content.ok() && !Compare(content->state, look.run, is_first)) return false;
   }
   if (look.run.empty()) {
     if (run_.empty()) return true;
@@ -333,6 +336,15 @@ bool EtcdSeat::Work::Judge(const Look& look) {
   if (!look.over || look.over->run != run_) return true;
   End(look.over->exit_code, look.over->reason);
   return false;
+}
+
+// False: it ends, for one that was started otherwise than the job would lose it.
+bool EtcdSeat::Work::Compare(const CoordinatorState& state, const std::string& run, bool is_first) {
+  if (is_first && state.ended) ended_run_ = run;
+  was_compared_ = state.generation() > 0 && !state.ended;
+  const std::string unlike = WhyUnlike(state, options_.terms);
+  if (!unlike.empty()) End(JobOutcome::kRefused, unlike);
+  return unlike.empty();
 }
 
 // Nobody leads. Null: somebody was quicker, or etcd did not answer.

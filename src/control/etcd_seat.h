@@ -23,12 +23,14 @@
 #include "base/event_loop.h"
 #include "control/coordinator_journal.h"
 #include "control/etcd.h"
+#include "outlast/elastic/terms.h"
 
 namespace outlast {
 
 struct EtcdSeatOptions {
   std::string job;
   std::string name;                          // of this coordinator, for people
+  Terms terms;                               // ElasticOptions.terms: others are refused
   absl::Duration lease = absl::Seconds(10);  // whole seconds, at least 2
   absl::Duration first_answer = absl::Seconds(30);
   absl::Duration grace = absl::Seconds(600);  // ElasticOptions.coordinator_grace

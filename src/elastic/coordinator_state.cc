@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "base/error.h"
 #include "outlast/elastic/exit_code.h"
 
 namespace outlast {
@@ -84,6 +85,13 @@ bool CoordinatorState::was_faulted(uint64_t agent, uint64_t process) const {
 void CoordinatorState::Apply(const JournalPayload& record) {
   ++records;
   std::visit(Folder(*this), record);
+}
+
+std::string WhyUnlike(const CoordinatorState& state, const Terms& terms) {
+  if (state.generation() == 0 || state.ended) return {};
+  const std::string differ = TermsThatDiffer(terms, state.terms.terms);
+  if (differ.empty()) return {};
+  return fmt::format("this coordinator is not started as the job's agents were: {}", differ);
 }
 
 }  // namespace outlast

@@ -132,9 +132,11 @@ class EtcdSeats : public ::testing::Test {
   }
   // As whoever has the journal at hand; it is its last record where `ends`.
   absl::Status Append(int index, CoordinatorState& state, bool ends = false) {
-    const JournalPayload record =
-        ends ? JournalPayload(EndedRecord{7, "done"})
-             : JournalPayload(StartedRecord{.incarnation = state.incarnation + 1});
+    return Append(index, state,
+                  ends ? JournalPayload(EndedRecord{7, "done"})
+                       : JournalPayload(StartedRecord{.incarnation = state.incarnation + 1}));
+  }
+  absl::Status Append(int index, CoordinatorState& state, const JournalPayload& record) {
     const std::string bytes = EncodeJournalRecord(state, record);
     state.Apply(record);
     return seen_[index].journal->Append(bytes);
@@ -227,6 +229,26 @@ TEST_F(EtcdSeats, ARunsEndEndsThoseWhoStandByAndTheNextRunBeginsWithoutItsRecord
   ASSERT_TRUE(Leads(3));
   EXPECT_EQ(seen_[3].journal->state().records, 0u);
   EXPECT_THAT(Keys(), ::testing::ElementsAre("/outlast/v1/job/leader", "/outlast/v1/job/run"));
+}
+
+TEST_F(EtcdSeats, OneThatIsNotStartedAsTheJobsAgentsDoesNotStandBy) {
+  Sit(1);
+  ASSERT_TRUE(Leads(1));
+  Sit(2, {.terms = {{"-n", "2"}}});
+  Sit(3, {.terms = {{"-n", "4"}}});
+  for (const int early : {2, 3}) ASSERT_TRUE(Says(early, "stands by: seat 1"));
+  CoordinatorState state;
+  ASSERT_TRUE(Append(1, state, TermsRecord{"a", {{"-n", "2"}}}).ok());
+  ASSERT_TRUE(Append(1, state, CommittedRecord{{.generation = 1}}).ok());
+  Sit(4, {.terms = {{"-n", "4"}}});
+
+  for (const int unlike : {3, 4}) {
+    ASSERT_TRUE(Ends(unlike)) << unlike;
+    EXPECT_EQ(seen_[unlike].ended, 85);
+    EXPECT_THAT(seen_[unlike].reason, HasSubstr("-n 4, 2 wanted"));
+  }
+  Leave(1);
+  EXPECT_TRUE(Leads(2));
 }
 
 TEST_F(EtcdSeats, JobsAreApart) {

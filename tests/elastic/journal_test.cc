@@ -170,5 +170,19 @@ TEST(Journal, CountsThatNoBytesAreBehindAndOddKindsAreRefused) {
   EXPECT_THAT(std::string(MessageOf(ReadJournal(with_crc(odd)).status())), HasSubstr("kind 99"));
 }
 
+TEST(CoordinatorState, BindsWhoGoesOnFromItToTheTermsOfItsAgentsWhileTheJobLasts) {
+  const Terms alike = {{"-n", "2"}, {"--spares", "1"}};
+  const Terms unlike = {{"-n", "4"}, {"--spares", "1"}};
+  CoordinatorState state;
+  state.Apply(TermsRecord{"a", {{"-n", "2"}, {"--fresh", "given"}}});
+  EXPECT_EQ(WhyUnlike(state, unlike), "");  // nothing was done by them yet
+  state.Apply(CommittedRecord{{.generation = 1, .map = TwoNodes()}});
+  EXPECT_EQ(WhyUnlike(state, alike), "");
+  EXPECT_EQ(WhyUnlike(state, unlike),
+            "this coordinator is not started as the job's agents were: -n 4, 2 wanted");
+  state.Apply(EndedRecord{0, "finished"});
+  EXPECT_EQ(WhyUnlike(state, unlike), "");
+}
+
 }  // namespace
 }  // namespace outlast

@@ -100,6 +100,23 @@ TEST_F(CoordinatorProcess, AJournalOfAnotherJobIsRefused) {
   EXPECT_THAT(coordinator->seen(), HasSubstr("of job other, this is job job"));
 }
 
+TEST_F(CoordinatorProcess, ThatIsNotStartedAsTheJobsAgentsDoesNotGoOnWithIt) {
+  StartCoordinator("1:2", {"--max-restarts", "5"});
+  PipedProcess agent({BuildFolder() / "outlast", "run", "--nnodes", "1:2", "--coordinator", listen_,
+                      "--job", "job", "--max-restarts", "5", "--preflight", "off", "--run-dir",
+                      folder_ + "/runs", "-n", "1", "--", "sleep", "100"});
+  ASSERT_NE(agent.LineWith("generation 1 with 1 ranks", Within(20)), "") << agent.seen();
+  coordinator_->Kill();
+
+  const auto unlike = Coordinate("1:2");
+  EXPECT_EQ(unlike->Wait(Within(20)), 85) << unlike->seen();
+  EXPECT_THAT(unlike->seen(), HasSubstr("not started as the job's agents were: --max-restarts 3, "
+                                        "5 wanted"));
+
+  StartCoordinator("1:2", {"--max-restarts", "5"});
+  EXPECT_NE(agent.LineWith("the coordinator is there", Within(20)), "") << agent.seen();
+}
+
 TEST_F(CoordinatorProcess, OneThatSomebodyElseWroteBehindStepsDown) {
   StartCoordinator("1");
   std::ofstream(folder_ + "/journal/coordinator.journal", std::ios::app) << "x";

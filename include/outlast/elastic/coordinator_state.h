@@ -127,4 +127,9 @@ struct CoordinatorState {
   void Apply(const JournalPayload& record);
 };
 
+// Why a coordinator that was started with `terms` is not to go on from `state`, by flag; empty: it
+// may. It would refuse the very agents that hold the job's ranks. Nothing is bound before the first
+// generation, and after the job's end.
+std::string WhyUnlike(const CoordinatorState& state, const Terms& terms);
+
 }  // namespace outlast
