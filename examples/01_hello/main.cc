@@ -15,7 +15,7 @@ namespace {
 
 constexpr int64_t kSteps = 100;
 
-absl::Status Count(const std::string& folder) {
+absl::StatusOr<int> Count(const std::string& folder) {
   OUTLAST_ASSIGN_OR_RETURN(const auto run, outlast::Run::Join());
   OUTLAST_ASSIGN_OR_RETURN(
       const auto checkpoints,
@@ -29,7 +29,7 @@ absl::Status Count(const std::string& folder) {
     return view;
   };
 
-  return run->ForEachGeneration([&](outlast::Generation& generation) -> absl::Status {
+  const auto count = [&](outlast::Generation& generation) -> absl::Status {
     OUTLAST_ASSIGN_OR_RETURN(int64_t step, checkpoints->Restore(state()));
     std::printf("rank %d of %d: generation %llu begins at step %lld\n", run->rank(), run->world(),
                 static_cast<unsigned long long>(generation.number()), static_cast<long long>(step));
@@ -43,7 +43,10 @@ absl::Status Count(const std::string& folder) {
     OUTLAST_RETURN_IF_ERROR(checkpoints->Finish(kSteps, state()));
     std::printf("rank %d: the sum is %lld\n", run->rank(), static_cast<long long>(sum[0]));
     return absl::OkStatus();
-  });
+  };
+  OUTLAST_RETURN_IF_ERROR(run->ForEachGeneration(count));
+  // Stopped by a signal, and saved: whoever is no agent is told "run it again".
+  return run->stopped() && !run->has_agent() ? 80 : 0;
 }
 
 }  // namespace
@@ -53,7 +56,7 @@ int main(int argc, char** argv) {
     std::fprintf(stderr, "usage: 01_hello CHECKPOINT_FOLDER\n");
     return 2;
   }
-  const absl::Status status = Count(argv[1]);
-  if (!status.ok()) std::fprintf(stderr, "01_hello: %s\n", status.ToString().c_str());
-  return status.ok() ? 0 : 1;
+  const auto code = Count(argv[1]);
+  if (!code.ok()) std::fprintf(stderr, "01_hello: %s\n", code.status().ToString().c_str());
+  return code.ok() ? *code : 1;
 }

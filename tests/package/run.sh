@@ -35,6 +35,13 @@ case $case in
       cp "$work/build/$example" "$work/"
     done
     "$work/installed/bin/outlast" run -n 2 --run-dir "$work" -- "$work/01_hello" "$work/hello" | grep -F 'rank 1: the sum is 4950'
+    "$work/01_hello" "$work/by-hand" &
+    hello=$!
+    until [ -e "$work/by-hand/OUTLAST.json" ]; do sleep 0.02; done
+    kill -TERM "$hello"
+    code=0
+    wait "$hello" || code=$?
+    [ "$code" = 80 ]
     mkdir "$work/log"
     "$work/installed/bin/outlast" run -n 2 --run-dir "$work" -- "$work/02_trainer" --checkpoints "$work/ckpt" --log "$work/log" \
       --steps 10 --batch 16 | grep -F 'final loss'
