@@ -52,7 +52,7 @@ void Declare(CLI::App& app, Arguments& raw) {
   app.add_option("--nnodes", raw.nodes, "Nodes that the job has (1)")->type_name("N|MIN:MAX");
   app.add_option("-n,--nproc-per-node", raw.slots, "Ranks of a node (1)")->type_name("N");
   app.add_option("--max-restarts", raw.max_restarts,
-                 "Restarts without progress before the job ends (3)")
+                 "Restarts since the last committed step, and 20 an hour at most; 0: never (3)")
       ->type_name("R");
   app.add_option("--spares", raw.spares, "Nodes besides MAX that the start waits for (0)")
       ->type_name("N");

@@ -62,7 +62,7 @@ void Declare(CLI::App& app, LaunchOptions& options, RawOptions& raw) {
       ->required()
       ->type_name("N");
   app.add_option("--max-restarts,--max_restarts", raw.max_restarts,
-                 "Restarts since the last committed step; 0: never (3)")
+                 "Restarts since the last committed step, and 20 an hour at most; 0: never (3)")
       ->type_name("R");
   app.add_option("--run-dir,--log-dir,--log_dir", options.run_dir,
                  "Where this run's folder is made (./outlast-runs)")
