@@ -20,6 +20,7 @@ extern char** environ;  // NOLINT(readability-redundant-declaration): POSIX asks
 namespace outlast {
 namespace {
 
+constexpr char kRunStep[] = "run the command";
 constexpr int kPreferred = 1;  // MPOL_PREFERRED of linux/mempolicy.h
 
 [[noreturn]] void FailChild(int pipe, const char* step) {
@@ -85,6 +86,14 @@ void BindToCpus(pid_t pid, const Binding& binding) {
   CPU_FREE(set);
 }
 
+std::string TextOf(const ExecFailure& failure) {
+  std::string text = fmt::format("{}: {}", failure.step, std::strerror(failure.error_number));
+  // The file itself was looked for before.
+  if (std::strcmp(failure.step, kRunStep) == 0 && failure.error_number == ENOENT)
+    text += " (it is gone, or the interpreter that it names is missing)";
+  return text;
+}
+
 // Not vfork, under which a program on a disk that hangs would stop the parent too.
 void BecomeProgram(const std::string& program, const Birth& birth, const PreparedBirth& prepared,
                    pid_t parent, const sigset_t& mask, int failure_pipe) {
@@ -99,7 +108,7 @@ void BecomeProgram(const std::string& program, const Birth& birth, const Prepare
   PreferMemoryOf(birth.binding.numa);
   sigprocmask(SIG_SETMASK, &mask, nullptr);
   execve(program.c_str(), prepared.arguments.data(), prepared.environment.data());
-  FailChild(failure_pipe, "run the command");
+  FailChild(failure_pipe, kRunStep);
 }
 
 }  // namespace outlast

@@ -42,6 +42,9 @@ struct ExecFailure {
   char step[28];
 };
 
+// What stands in the pipe when the program could not be run, for people.
+std::string TextOf(const ExecFailure& failure);
+
 // In the child of `parent`, which has one thread.
 [[noreturn]] void BecomeProgram(const std::string& program, const Birth& birth,
                                 const PreparedBirth& prepared, pid_t parent, const sigset_t& mask,

@@ -400,7 +400,7 @@ void GuardianProcess::TellEnd(int slot, Ward& ward) {
   ExecFailure failure{};
   std::string error;
   if (read(ward.failure.get(), &failure, sizeof failure) == static_cast<ssize_t>(sizeof failure)) {
-    error = fmt::format("{}: {}", failure.step, std::strerror(failure.error_number));
+    error = TextOf(failure);
   }
   ward.failure.Reset();
   Report(GuardianReportKind::kExited, slot, ward.incarnation, ward.code, ward.signal, error);

@@ -108,7 +108,7 @@ void TemplateProcess::ReleaseAsked() {
 void TemplateProcess::OnEnded(int code, int signal) {
   ExecFailure failure{};
   if (read(failure_.get(), &failure, sizeof failure) == static_cast<ssize_t>(sizeof failure)) {
-    GiveUp(fmt::format("{}: {}", failure.step, std::strerror(failure.error_number)));
+    GiveUp(TextOf(failure));
   } else if (signal != 0) {
     GiveUp(fmt::format("it was ended by signal {}", signal));
   } else {

@@ -202,6 +202,14 @@ TEST(BadInput, AProgramThatTheKernelCannotRun) {
   EXPECT_THAT(job.Read("err"), HasSubstr("run the command: Exec format error"));
 }
 
+TEST(BadInput, AScriptWhoseInterpreterIsMissingIsNotCalledMissingItself) {
+  Launched job;
+  job.Write("script", "#!/no/such/shell\n");
+  ASSERT_EQ(chmod(job.Path("script").c_str(), 0755), 0);
+  EXPECT_EQ(job.Run({"-n", "1", "--", "./script"}), 85);
+  EXPECT_THAT(job.Read("err"), HasSubstr("the interpreter that it names is missing"));
+}
+
 TEST(BadInput, AFullDiskEndsTheRunWithALine) {
   if (geteuid() != 0) GTEST_SKIP() << "needs root for a small tmpfs";
   Launched job;
