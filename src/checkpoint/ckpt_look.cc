@@ -168,6 +168,7 @@ int Verify(const CkptCall& call, const ToVerify& place) {
     }
   }
   document["whole"] = !damaged && !newer;
+  if (lines.empty()) lines = "no checkpoint is there\n";
   if (call.command.json())
     call.Print(document);
   else

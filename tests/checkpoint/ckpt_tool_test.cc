@@ -78,6 +78,12 @@ TEST_F(CkptToolTest, ListsWhatIsThere) {
   EXPECT_EQ(Tool({"ls", folder_ / first}).code, 85) << "a checkpoint is no root";
 }
 
+TEST_F(CkptToolTest, VerifySaysWhereThereIsNothing) {
+  const Answer answer = Tool({"verify", folder_.path()});
+  EXPECT_EQ(answer.code, 0);
+  EXPECT_EQ(answer.out, "no checkpoint is there\n");
+}
+
 TEST_F(CkptToolTest, VerifySaysWholeOrNamesTheDamage) {
   const std::string first = SaveStep(10);
   EXPECT_EQ(Tool({"verify", folder_.path()}).code, 0);
