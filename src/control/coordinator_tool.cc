@@ -13,6 +13,7 @@
 #include "base/flag_values.h"
 #include "base/socket.h"
 #include "control/coordinator_host.h"
+#include "control/endpoint.h"
 #include "control/etcd_coordinator.h"
 #include "control/etcd_keys.h"
 #include "control/load_transport.h"
@@ -100,7 +101,7 @@ absl::Status CompleteJournal(Arguments& raw) {
   OUTLAST_RETURN_IF_ERROR(ReadInteger("--lease", raw.lease, 2, 3600, lease));
   if (lease != 0) raw.seat.lease = absl::Seconds(lease);
   OUTLAST_ASSIGN_OR_RETURN(const HostPort listen, HostPort::Parse(raw.host.listen));
-  if (listen.host == "0.0.0.0" || listen.host == "::")
+  if (IsAnyAddress(listen.host))
     return RefuseValue("--listen", raw.host.listen, "with --etcd an address that agents reach");
   return absl::OkStatus();
 }

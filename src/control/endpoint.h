@@ -16,6 +16,8 @@ namespace outlast {
 absl::StatusOr<std::vector<std::string>> ResolveHost(const std::string& host);
 // Of 127.0.0.0/8 or ::1.
 bool IsLoopback(const std::string& address);
+// 0.0.0.0, or :: however it is written: where all of a machine is listened at, and nobody is.
+bool IsAnyAddress(const std::string& address);
 
 // Addresses of this machine's interfaces that are up, as numbers.
 std::vector<std::string> LocalAddresses();

@@ -5,6 +5,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <filesystem>
 #include <span>
@@ -88,8 +89,10 @@ absl::Status JournalFile::Lock(const std::string& folder, const std::string& job
   OUTLAST_ASSIGN_OR_RETURN(const std::string holder, ReadAll(lock_.get(), path));
   if (flock(lock_.get(), LOCK_EX | LOCK_NB) != 0) {
     if (errno != EWOULDBLOCK) return ErrnoStatus(errno, path);
+    std::string who = holder.substr(0, holder.find('\n', holder.find('\n') + 1));
+    std::replace(who.begin(), who.end(), '\n', ' ');
     return Error(absl::StatusCode::kAlreadyExists, "{}: another coordinator has this journal ({})",
-                 path, holder.substr(0, holder.find('\n', holder.find('\n') + 1)));
+                 path, who);
   }
   const std::string_view first = std::string_view(holder).substr(0, holder.find('\n'));
   const std::string name = fmt::format("job {}", job);

@@ -57,9 +57,9 @@ Terms JobTerms(const JobOptions& job, int slots, const NodeCount& nodes, int spa
   const auto number = [](std::string flag, int value) {
     return MakeTerm(std::move(flag), fmt::format("{}", value));
   };
-  const auto codes = [](std::string flag, const std::vector<int>& values) {
+  const auto codes = [](std::string flag, const std::vector<int>& values, const char* of_none) {
     const std::string text = fmt::format("{}", fmt::join(values, ","));
-    return MakeTerm(std::move(flag), text.empty() ? "no code" : text);
+    return MakeTerm(std::move(flag), text.empty() ? of_none : text);
   };
   const std::string count = nodes.min == nodes.max ? fmt::format("{}", nodes.max)
                                                    : fmt::format("{}:{}", nodes.min, nodes.max);
@@ -67,8 +67,8 @@ Terms JobTerms(const JobOptions& job, int slots, const NodeCount& nodes, int spa
           MakeTerm("--nnodes", count),
           number("--spares", spares),
           number("--max-restarts", job.max_restarts),
-          codes("--no-retry", job.no_retry_codes),
-          codes("--retry", job.retry_codes),
+          codes("--no-retry", job.no_retry_codes, "no code"),
+          codes("--retry", job.retry_codes, "all codes"),
           number("--preempt-exit", job.preempt_exit),
           MakeTerm("--early-exit-grace",
                    fmt::format("{:g}", absl::ToDoubleSeconds(job.early_exit_grace)))};

@@ -10,6 +10,7 @@
 #include "base/error.h"
 #include "base/flag_values.h"
 #include "base/socket.h"
+#include "control/endpoint.h"
 #include "control/etcd_keys.h"
 
 namespace outlast {
@@ -61,6 +62,8 @@ absl::StatusOr<std::string> ReadCoordinator(const NodeFlags& flags) {
   if (!endpoint.ok()) return RefuseValue("--coordinator", text, "HOST:PORT");
   if (endpoint->port == 0)
     return RefuseValue("--coordinator", text, "a port that all nodes can name, not 0,");
+  if (IsAnyAddress(endpoint->host))
+    return RefuseValue("--coordinator", text, "an address of one of the nodes, the same on all,");
   return text;
 }
 
@@ -140,6 +143,8 @@ absl::StatusOr<std::optional<NodesOptions>> ReadNodes(const NodeFlags& flags, st
   OUTLAST_RETURN_IF_ERROR(ReadJobId(flags, job_id));
   OUTLAST_ASSIGN_OR_RETURN(options.node, ReadNode(flags));
   options.advertise = flags.advertise;
+  if (IsAnyAddress(options.advertise))
+    return RefuseValue("--advertise", options.advertise, "an address that other nodes reach");
   OUTLAST_RETURN_IF_ERROR(ReadInteger("--spares", flags.spares, 0, 1 << 16, options.spares));
   OUTLAST_RETURN_IF_ERROR(ReadSeconds("--last-call", flags.last_call, options.last_call));
   OUTLAST_RETURN_IF_ERROR(ReadSeconds("--join-timeout", flags.join, options.join));

@@ -181,7 +181,9 @@ absl::Status Interpret(const RawOptions& raw, LaunchOptions& options) {
     if (!at.ok()) return RefuseValue("--metrics", raw.metrics, "HOST:PORT such as 127.0.0.1:9400");
     options.metrics = *at;
   }
-  OUTLAST_ASSIGN_OR_RETURN(options.template_command, SplitWords(raw.template_command));
+  auto template_command = SplitWords(raw.template_command);
+  if (!template_command.ok()) return Annotate(template_command.status(), "--template");
+  options.template_command = *std::move(template_command);
   if (options.template_command.empty() && !raw.template_command.empty())
     return RefuseValue("--template", raw.template_command, "a command");
   OUTLAST_RETURN_IF_ERROR(
@@ -300,7 +302,7 @@ absl::StatusOr<LaunchOptions> ParseLaunchOptions(const std::vector<std::string>&
   OUTLAST_RETURN_IF_ERROR(RefuseEmptyValues(app));
   OUTLAST_RETURN_IF_ERROR(Interpret(raw, options));
   if (options.command.empty() || options.command[0].empty()) {
-    return Error(absl::StatusCode::kInvalidArgument, "no command: outlast run -n N -- CMD wanted");
+    return Error(absl::StatusCode::kInvalidArgument, "no command: -- CMD behind the flags wanted");
   }
   return options;
 }

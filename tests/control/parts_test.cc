@@ -9,6 +9,7 @@
 
 #include "control/endpoint.h"
 #include "control/journal_file.h"
+#include "control/node_flags.h"
 #include "control/token.h"
 #include "outlast/base/status.h"
 #include "tests/support/temp_folder.h"
@@ -33,6 +34,22 @@ TEST(Endpoint, KnowsLoopback) {
   EXPECT_TRUE(IsLoopback("::1"));
   EXPECT_FALSE(IsLoopback("0.0.0.0"));
   EXPECT_FALSE(IsLoopback("10.0.0.1"));
+}
+
+TEST(Endpoint, KnowsTheAddressesOfNobody) {
+  EXPECT_TRUE(IsAnyAddress("0.0.0.0"));
+  EXPECT_TRUE(IsAnyAddress("::"));
+  EXPECT_TRUE(IsAnyAddress("0:0::0"));
+  EXPECT_FALSE(IsAnyAddress("127.0.0.1"));
+  EXPECT_FALSE(IsAnyAddress("node0"));
+}
+
+// --- Flags ---
+
+TEST(JobTerms, SayWhatAListOfNoCodesMeans) {
+  const Terms terms = JobTerms({.no_retry_codes = {}}, 1, {.min = 1, .max = 2}, 0);
+  EXPECT_THAT(terms, Contains(Term{"--retry", "all codes"}));
+  EXPECT_THAT(terms, Contains(Term{"--no-retry", "no code"}));
 }
 
 // --- Tokens ---

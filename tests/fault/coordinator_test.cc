@@ -89,7 +89,7 @@ TEST_F(CoordinatorProcess, AnotherOneOnTheSameJournalIsRefused) {
   listen_ = "127.0.0.1:0";
   const auto second = Coordinate("1");
   EXPECT_EQ(second->Wait(Within(10)), 85);
-  EXPECT_THAT(second->seen(), HasSubstr("another coordinator has this journal (job job"));
+  EXPECT_THAT(second->seen(), HasSubstr("another coordinator has this journal (job job process "));
 }
 
 TEST_F(CoordinatorProcess, AJournalOfAnotherJobIsRefused) {

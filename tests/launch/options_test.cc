@@ -238,6 +238,15 @@ TEST(ParseLaunchOptions, NamesWhatIsWrongOfAJobOfSeveralNodes) {
             "--coordinator 'a': HOST:PORT wanted");
   EXPECT_EQ(RefusalOf({"-n1", "--nnodes", "2", "--job", "j", "--coordinator", "a:0", "x"}),
             "--coordinator 'a:0': a port that all nodes can name, not 0, wanted");
+  EXPECT_EQ(RefusalOf({"-n1", "--nnodes", "2", "--job", "j", "--coordinator", "[::]:1", "x"}),
+            "--coordinator '[::]:1': an address of one of the nodes, the same on all, wanted");
+  EXPECT_EQ(refusal({"--advertise", "0.0.0.0"}),
+            "--advertise '0.0.0.0': an address that other nodes reach wanted");
+}
+
+TEST(ParseLaunchOptions, NamesTheTemplateWhoseQuoteDoesNotEnd) {
+  EXPECT_EQ(RefusalOf({"-n1", "--template", "'./t", "x"}),
+            "--template: ''./t': the quote ' does not end");
 }
 
 TEST(ResolveCommand, RunsAModuleUnderPython) {
