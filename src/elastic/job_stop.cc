@@ -20,11 +20,13 @@ void Job::BeginStop(int signal, const std::string& reason) {
   // SIGKILL comes at the grace, so what leads to it starts earlier.
   seal_due_ = kill_due_ - std::min(options_.abort_term, (kill_due_ - now_) / 2);
   const int forwarded = signal == 0 ? SIGTERM : signal;
+  bool all_joined = true;
   for (size_t i = 0; i < slots_.size(); ++i) {
     Slot& slot = slots_[i];
     if (slot.state == State::kExited || slot.state == State::kStaged)
       slot.due = absl::InfiniteDuration();
     if (slot.state != State::kStarting || slot.joined) continue;
+    all_joined = false;
     Emit(ForwardSignal{static_cast<int>(i), slot.incarnation, forwarded});
     plain_was_signalled_ = true;
     slot.due = absl::InfiniteDuration();
@@ -34,6 +36,9 @@ void Job::BeginStop(int signal, const std::string& reason) {
     }
   }
   if (was_reforming) return GiveUpStop(reason + " while re-forming");
+  // Who has joined waits for the others, whom the signal ends, and begins no step.
+  if (any_joined_ && !all_joined && newest_step_ == 0)
+    return GiveUpStop(reason + " before all ranks had joined");
   Ask(newest_step_, reason);
 }
 

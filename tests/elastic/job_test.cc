@@ -721,6 +721,21 @@ TEST(Job, AStopWhileReformingSavesTheCommonSnapshotAndEnds) {
   EXPECT_EQ(bench.finished->exit_code, 130);
 }
 
+TEST(Job, AStopWhileRanksAreStillJoiningDoesNotWaitForAStep) {
+  Bench bench({.world = 2});
+  bench.Enter(0);
+  const absl::Duration asked = bench.now;
+  bench.Give(StopAsked{SIGTERM});
+  EXPECT_EQ(bench.Last<ForwardSignal>()[0].slot, 1);
+  ASSERT_EQ(bench.Last<KillWorker>().size(), 1u);
+  EXPECT_EQ(bench.Last<KillWorker>()[0].slot, 0);
+  bench.End(0, kOurTerm);
+  bench.End(1, {.signal = SIGTERM});
+  bench.Give(StopPersisted{0, false});
+  EXPECT_EQ(bench.finished->exit_code, 81);
+  EXPECT_EQ(bench.now, asked);
+}
+
 TEST(Job, APlainProgramGetsTheSignalItselfAndItsEndIsEightyOne) {
   for (const ProcessEnd end : {ProcessEnd{.code = 0}, ProcessEnd{.signal = SIGTERM}}) {
     Bench bench({.world = 1});
