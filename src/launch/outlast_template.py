@@ -63,6 +63,7 @@ class Command:
         self.unbuffered = False
         self.module = self.script = None
         self.arguments = []
+        self.words = arguments[1:]
         rest = arguments[1:]
         while rest and not self.refusal:
             word = rest.pop(0)
@@ -97,6 +98,7 @@ class Command:
         main = types.ModuleType("__main__")
         sys.modules["__main__"] = main
         sys.argv = [self.script or self.module] + self.arguments
+        sys.orig_argv = [sys.executable] + self.words  # what starts the program once more
         if self.module:
             runpy._run_module_as_main(self.module)  # as python -m does it
             return

@@ -160,6 +160,7 @@ tag = [v.split(".")[1:] for v in shown if v.startswith("OUTLAST_SLOT_TAG=")]
 print(__name__, main.__file__, sys.argv, slow.__name__, os.environ["RANK"], group, tag)
 print(os.environ.get("PYTHONPATH"), [p for p in sys.path if "outlast" in p and p != os.getcwd()],
       "OUTLAST_TEMPLATE_FD" in os.environ, random.random() != random.random())
+print(sys.orig_argv[1:])
 print("for people", file=sys.stderr)
 sys.exit(int(sys.argv[1]))
 )");
@@ -176,7 +177,8 @@ TEST_F(PythonTemplate, RunsAnUnmodifiedScriptWithoutItsImportsAgain) {
   EXPECT_EQ(job_.Read("imports"), "slow\nslow\n");  // the first rank and the template
   EXPECT_EQ(job_.Read("out"), "[0] __main__ " + job_.folder() +
                                   "/train.py ['train.py', '0', 'a b'] slow 0 own [['0', '2']]\n"
-                                  "[0] None [] False True\n");
+                                  "[0] None [] False True\n"
+                                  "[0] ['-u', 'train.py', '0', 'a b']\n");
   EXPECT_THAT(job_.Read("err"), HasSubstr("[0] for people\n"));
   EXPECT_EQ(Events("worker_started").back().value("from", ""), "template");
 }
