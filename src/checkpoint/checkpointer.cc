@@ -422,6 +422,8 @@ absl::StatusOr<int64_t> Checkpointer::Impl::Restore(const StateView& state,
     choose_timeout += kOpenRemoteTimeout +
                       absl::Seconds(static_cast<double>(StateBytes(state)) * run_.world() / 5e6);
   }
+  // So it may of several nodes, with what another one's agent has of this rank.
+  choose_timeout += absl::Seconds(static_cast<double>(StateBytes(state)) / 50e6);
   for (uint32_t attempt = 0;; ++attempt) {
     OUTLAST_ASSIGN_OR_RETURN(
         const Message chosen,
@@ -455,7 +457,7 @@ absl::Status Checkpointer::Impl::RestoreFrom(uint32_t attempt, const Message& ch
   std::string source;
   saved_extras_.clear();
   report_ = {};
-  if (choice.source == RestoreSource::kMemory) {
+  if (choice.is_of_memory()) {
     const Live wanted{choice.generation, choice.step};
     const bool is_live = live_ == wanted;
     const bool was_brought_back = std::exchange(ahead_, std::nullopt) == wanted;
@@ -470,7 +472,10 @@ absl::Status Checkpointer::Impl::RestoreFrom(uint32_t attempt, const Message& ch
     }
     OUTLAST_ASSIGN_OR_RETURN(extras_, snapshotter_->ReadExtras(static_cast<int>(choice.buffer)));
     live_ = wanted;
-    source = is_served ? "replica" : is_live ? "live" : "memory";
+    source = is_served                               ? "replica"
+             : is_live                               ? "live"
+             : choice.source == RestoreSource::kPeer ? "peer"
+                                                     : "memory";
   } else {
     live_ = ahead_ = std::nullopt;
     extras_.clear();

@@ -10,12 +10,14 @@
 namespace outlast {
 namespace {
 
-constexpr uint8_t kVersion = 1;
+constexpr uint8_t kVersion = 2;
 // Two kinds of messages share the channel.
 constexpr char kCouncil = 'C', kTeam = 'T';
 constexpr uint32_t kMostHeld = 64;
 constexpr uint32_t kMostTables = 1 << 16;
 constexpr uint32_t kMostReasons = 64;
+constexpr uint32_t kMostCopies = 1 << 16;
+constexpr uint32_t kMostDoors = 1 << 16;
 constexpr size_t kMostDecided = 256;
 constexpr int64_t kMostEvery = 0xffff;
 constexpr int64_t kSlowestPace = 1024;
@@ -84,6 +86,11 @@ void Put(PayloadWriter& writer, const PersistAsked& asked) {
 void Put(PayloadWriter& writer, const RestoreAsked& asked) {
   PutTry(writer, asked.at);
   PutHeld(writer, asked.held);
+  writer.Int(static_cast<uint32_t>(asked.copies.size()));
+  for (const ReplicaName& copy : asked.copies) {
+    writer.Int(copy.rank);
+    PutKey(writer, copy.snapshot);
+  }
 }
 void Put(PayloadWriter& writer, const RestoreVoted& voted) {
   PutTry(writer, voted.at);
@@ -135,6 +142,39 @@ void Put(PayloadWriter& writer, const HeldTold& told) {
 void Put(PayloadWriter& writer, const CommonTold& told) {
   writer.Int(told.round).Int(told.common).Int(told.passed).Int(told.every);
 }
+void PutDoor(PayloadWriter& writer, const ReplicaDoor& door) {
+  writer.Text(door.node).Text(door.address).Text(door.domain);
+}
+void Put(PayloadWriter& writer, const DoorTold& told) { PutDoor(writer, told.door); }
+void Put(PayloadWriter& writer, const DoorsTold& told) {
+  writer.Int(static_cast<uint32_t>(told.doors.size()));
+  for (const ReplicaDoor& door : told.doors) PutDoor(writer, door);
+}
+void Put(PayloadWriter& writer, const CopyWanted& wanted) {
+  PutKey(writer, wanted.snapshot);
+  PutBool(writer, wanted.keep.has_value());
+  PutKey(writer, wanted.keep.value_or(SnapshotKey{}));
+}
+void Put(PayloadWriter& writer, const CopyTold& told) {
+  PutKey(writer, told.snapshot);
+  writer.Int(told.bytes);
+  PutStatus(writer, told.outcome);
+}
+void PutPart(PayloadWriter& writer, const FetchPart& part) {
+  writer.Int(part.rank).Text(part.from);
+}
+void Put(PayloadWriter& writer, const FetchWanted& wanted) {
+  writer.Int(wanted.number);
+  PutKey(writer, wanted.snapshot);
+  writer.Int(static_cast<uint32_t>(wanted.parts.size()));
+  for (const FetchPart& part : wanted.parts) PutPart(writer, part);
+}
+void Put(PayloadWriter& writer, const FetchTold& told) {
+  writer.Int(told.number);
+  PutBool(writer, told.bad.has_value());
+  PutPart(writer, told.bad.value_or(FetchPart{}));
+  PutStatus(writer, told.outcome);
+}
 
 // Overloads by what is read; the argument is filled in.
 void Take(PayloadReader& reader, Counts& counts, TablesTold& told) {
@@ -160,6 +200,10 @@ void Take(PayloadReader& reader, Counts& counts, PersistAsked& asked) {
 void Take(PayloadReader& reader, Counts& counts, RestoreAsked& asked) {
   asked.at = TakeTry(reader);
   asked.held = TakeHeld(reader, counts);
+  for (uint32_t left = counts.Take(kMostCopies); left > 0 && reader.ok(); --left) {
+    const auto rank = reader.Int<uint32_t>();
+    asked.copies.push_back({rank, TakeKey(reader)});
+  }
 }
 void Take(PayloadReader& reader, Counts& counts, RestoreVoted& voted) {
   voted.at = TakeTry(reader);
@@ -223,6 +267,49 @@ void Take(PayloadReader& reader, Counts& counts, CommonTold& told) {
   told.passed = reader.Int<int64_t>();
   told.every = reader.Int<int64_t>();
   if (told.every < 1 || told.every > kMostEvery) counts.Take(0);
+}
+
+ReplicaDoor TakeDoor(PayloadReader& reader) {
+  ReplicaDoor door;
+  door.node = std::string(reader.Text());
+  door.address = std::string(reader.Text());
+  door.domain = std::string(reader.Text());
+  return door;
+}
+void Take(PayloadReader& reader, Counts&, DoorTold& told) { told.door = TakeDoor(reader); }
+void Take(PayloadReader& reader, Counts& counts, DoorsTold& told) {
+  for (uint32_t left = counts.Take(kMostDoors); left > 0 && reader.ok(); --left)
+    told.doors.push_back(TakeDoor(reader));
+}
+void Take(PayloadReader& reader, Counts&, CopyWanted& wanted) {
+  wanted.snapshot = TakeKey(reader);
+  const bool has_keep = TakeBool(reader);
+  const SnapshotKey keep = TakeKey(reader);
+  if (has_keep) wanted.keep = keep;
+}
+void Take(PayloadReader& reader, Counts&, CopyTold& told) {
+  told.snapshot = TakeKey(reader);
+  told.bytes = reader.Int<uint64_t>();
+  told.outcome = TakeStatus(reader);
+}
+FetchPart TakePart(PayloadReader& reader) {
+  FetchPart part;
+  part.rank = reader.Int<uint32_t>();
+  part.from = std::string(reader.Text());
+  return part;
+}
+void Take(PayloadReader& reader, Counts& counts, FetchWanted& wanted) {
+  wanted.number = reader.Int<uint64_t>();
+  wanted.snapshot = TakeKey(reader);
+  for (uint32_t left = counts.Take(kMostCopies); left > 0 && reader.ok(); --left)
+    wanted.parts.push_back(TakePart(reader));
+}
+void Take(PayloadReader& reader, Counts&, FetchTold& told) {
+  told.number = reader.Int<uint64_t>();
+  const bool has_bad = TakeBool(reader);
+  FetchPart bad = TakePart(reader);
+  if (has_bad) told.bad = std::move(bad);
+  told.outcome = TakeStatus(reader);
 }
 
 template <size_t kIndex = 0>

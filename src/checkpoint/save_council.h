@@ -11,6 +11,11 @@
 //   node ── HeldTold ───────────────> lead ── CommonTold ──> all    what memory holds
 //                                      lead ── RootClaimed ──> all   a node that does not see this
 //                                                                    claim has another root
+//   node ── DoorTold ───────────────> lead ── DoorsTold ───> all    who keeps copies, and where
+//                                      lead ── CopyWanted ──> all    copy this snapshot
+//   node ── CopyTold ───────────────> lead                          done, or why not
+//                                      lead ── FetchWanted ─> node   hold this before all restore
+//   node ── FetchTold ──────────────> lead                          it does, or why not
 //
 // A message that was under way when a connection broke is lost. So a node says again, when it is up
 // again, all that it has had no answer to; and the lead answers again what it has answered before.
@@ -32,6 +37,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "base/event_loop.h"
+#include "checkpoint/replica_plan.h"
 #include "checkpoint/save_team.h"
 #include "checkpoint/save_wire.h"
 #include "checkpoint/seal_table.h"
@@ -40,13 +46,6 @@
 namespace outlast {
 
 // --- What is said
-
-// One instant of the job, as it was sealed. `generation` is the one that trained it.
-struct SnapshotKey {
-  uint64_t generation = 0;
-  int64_t step = 0;
-  auto operator<=>(const SnapshotKey&) const = default;
-};
 
 struct TablesTold {
   std::string known;                       // digest of all tables that its buffers were made for
@@ -75,6 +74,7 @@ struct RestoreTry {
 struct RestoreAsked {
   RestoreTry at;
   std::vector<SnapshotKey> held;
+  std::vector<ReplicaName> copies;  // of whichever ranks
 };
 struct RestoreVoted {
   RestoreTry at;
@@ -139,10 +139,38 @@ struct CommonTold {
   bool operator==(const CommonTold&) const = default;
 };
 
+// Of the tier of peers (replica_plan.h). In the order of their ranks.
+struct DoorTold {
+  ReplicaDoor door;
+};
+struct DoorsTold {
+  std::vector<ReplicaDoor> doors;
+};
+struct CopyWanted {
+  SnapshotKey snapshot;
+  std::optional<SnapshotKey> keep;  // the newest round that is whole
+};
+struct CopyTold {
+  SnapshotKey snapshot;
+  uint64_t bytes = 0;  // that went to the partner
+  absl::Status outcome;
+};
+struct FetchWanted {
+  uint64_t number = 0;  // counts them
+  SnapshotKey snapshot;
+  std::vector<FetchPart> parts;
+};
+struct FetchTold {
+  uint64_t number = 0;
+  std::optional<FetchPart> bad;  // that it failed at
+  absl::Status outcome;
+};
+
 using CouncilMessage =
     std::variant<TablesTold, SealedTold, SkippedTold, FinishAsked, PersistAsked, RestoreAsked,
                  RestoreVoted, AllTables, StepDecided, SaveOver, RestoreChosen, RestoreJudged,
-                 StepWanted, RootClaimed, HeldTold, CommonTold>;
+                 StepWanted, RootClaimed, HeldTold, CommonTold, DoorTold, DoorsTold, CopyWanted,
+                 CopyTold, FetchWanted, FetchTold>;
 
 std::string Encode(const CouncilMessage& message);
 // kInvalidArgument: cut, malformed, or over a cap. kUnimplemented: another version, named.

@@ -179,6 +179,10 @@ void SaveService::OnHeld(int slot, const Message& message) {
   nodes_->TellHeld();
 }
 
+int64_t SaveService::copied_step() const { return nodes_ ? nodes_->copied_step() : kNoStep; }
+
+ReplicaStore* SaveService::copies() { return nodes_ ? nodes_->copies() : nullptr; }
+
 int64_t SaveService::common_step() const { return nodes_ ? nodes_->common_step() : kNoStep; }
 
 void SaveService::DropSave(Save& save, const char* why) {

@@ -26,6 +26,7 @@
 #include "absl/status/status.h"
 #include "absl/time/time.h"
 #include "base/serial_thread.h"
+#include "checkpoint/peer_tier_options.h"
 #include "checkpoint/persist.h"
 #include "checkpoint/remote_tier.h"
 #include "checkpoint/root.h"
@@ -37,6 +38,8 @@
 #include "run/keeper.h"
 
 namespace outlast {
+
+class ReplicaStore;
 
 // Told on the keeper's loop thread.
 struct SaveObserver {
@@ -51,6 +54,9 @@ struct SaveObserver {
       [](int64_t, const UploadResult&) {};
   std::function<void(int64_t step, const absl::Status& error)> on_upload_failed =
       [](int64_t, const absl::Status&) {};
+  // Of several nodes: this node's ranks' snapshots were brought to another one.
+  std::function<void(int64_t step, const std::string& partner, uint64_t bytes, absl::Duration time)>
+      on_copied = [](int64_t, const std::string&, uint64_t, absl::Duration) {};
   // One line for people: a candidate that was passed over, a root's notes.
   std::function<void(const std::string& line)> on_note = [](const std::string&) {};
 };
@@ -72,6 +78,7 @@ struct SaveServiceOptions {
   // Of several nodes: how long a node looks for the lead's claim in its root, which a network's
   // file system may show late, before the root is said to be another one.
   absl::Duration claim_patience = absl::Seconds(10);
+  PeerTierOptions peers;
   SaveObserver observer;
 };
 
@@ -101,6 +108,11 @@ class SaveService final : public KeeperExtension {
   int64_t dropped_saves() const { return dropped_; }
   // Of several nodes: the newest step that all ranks are known to hold in memory; kNoStep: none.
   int64_t common_step() const;
+  // At the lead: the newest step of which every rank's snapshot lies on another node too; kNoStep:
+  // none.
+  int64_t copied_step() const;
+  // The copies that this agent has; null: it makes none.
+  ReplicaStore* copies();
 
  private:
   class Nodes;  // save_service_nodes.h
@@ -214,6 +226,7 @@ class SaveService final : public KeeperExtension {
     std::vector<std::string> local, remote;  // where they are usable
     std::string note;
   };
+  static std::string NewestUsable(const Candidates& candidates, const Restoring& restoring);
   void OnCandidates(uint64_t generation, uint32_t attempt,
                     const absl::StatusOr<Candidates>& candidates);
   void Fetch(const std::string& name);

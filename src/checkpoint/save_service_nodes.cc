@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "base/error.h"
+#include "checkpoint/save_service_copies.h"
 #include "outlast/base/clock.h"
 #include "outlast/base/digest.h"
 #include "outlast/base/memory.h"
@@ -61,6 +62,7 @@ SaveService::Nodes::Nodes(SaveService& service) : of_(service) {
                 if (!is_lead() || !lead_) return;
                 council_->Tell(node, claimed_);
                 if (common_told_) council_->Tell(node, *common_told_);
+                if (copies_) copies_->OnUp(node);
                 lead_->OnUp(node);
               },
           .on_lost =
@@ -68,11 +70,13 @@ SaveService::Nodes::Nodes(SaveService& service) : of_(service) {
                 if (is_lead() && lead_) lead_->OnLost(node, why);
               },
       });
+  copies_ = Copies::Start(*this);
 }
 
 SaveService::Nodes::~Nodes() {
   *alive_ = false;
   council_->Leave();
+  copies_.reset();
   lead_.reset();
   member_.reset();
   disk_.reset();
@@ -85,6 +89,7 @@ void SaveService::Nodes::Hear(const std::string& node, const CouncilMessage& mes
 // --- Generations
 
 void SaveService::Nodes::OnCommit(const CommitGeneration& commit) {
+  if (copies_) copies_->OnAbort();  // it reads the buffers
   const std::shared_ptr<const control::Commit> job = commit.job;
   std::set<std::string> nodes;
   ranks_of_.clear();
@@ -125,6 +130,8 @@ void SaveService::Nodes::OnCommit(const CommitGeneration& commit) {
   chosen_.reset();
   judged_.reset();
   wants_choice_ = false;
+  base_ = {};
+  plan_.reset();
   wanted_step_ = kNoStep;
   notice_ = kFirstNotice;
 
@@ -132,7 +139,12 @@ void SaveService::Nodes::OnCommit(const CommitGeneration& commit) {
   CleanUp();
   // A spare is told of no group.
   if (!nodes.contains(of_.keeper_.node())) return council_->Leave();
-  council_->Enter(of_.keeper_.node(), job->map.runs.front().node, std::move(nodes));
+  council_->Enter(of_.keeper_.node(), job->map.runs.front().node, nodes);
+  if (copies_) {
+    copies_->OnCommit(std::move(nodes));
+  } else {
+    council_->TellLead("", DoorTold{{of_.keeper_.node(), "", ""}});
+  }
   if (!is_lead()) GiveUpLead();
   if (has_claim_) council_->TellAll(claimed_);
   TakeLead();
@@ -179,6 +191,7 @@ void SaveService::Nodes::CleanUp() {
 }
 
 void SaveService::Nodes::OnAbort(uint64_t generation) {
+  if (copies_) copies_->OnAbort();
   const std::string reason = "the generation ended";
   aborted_ = std::max(aborted_, generation);
   if (lead_) lead_->OnAbort(generation, reason);
@@ -190,6 +203,36 @@ void SaveService::Nodes::OnAbort(uint64_t generation) {
   for (const auto& [step, save] : std::exchange(awaiting_, {})) Unpin(save);
   if (const auto queued = std::exchange(of_.queued_, std::nullopt); queued && queued->last)
     of_.keeper_.Dispatch(StopPersisted{queued->step, false});
+}
+
+// --- Copies on other nodes
+
+void SaveService::Nodes::Take(const std::string& node, const DoorTold& told) {
+  if (copies_ && is_lead()) copies_->Take(node, told);
+}
+
+void SaveService::Nodes::Take(const std::string&, const DoorsTold& told) {
+  if (copies_) copies_->Take(told);
+}
+
+void SaveService::Nodes::Take(const std::string&, const CopyWanted& wanted) {
+  if (copies_ && has_restored_) return copies_->Take(wanted);
+  council_->TellLead(
+      "copy", CopyTold{wanted.snapshot, 0, absl::UnavailableError("it makes no copies now")});
+}
+
+void SaveService::Nodes::Take(const std::string& node, const CopyTold& told) {
+  if (copies_ && is_lead()) copies_->Take(node, told);
+}
+
+void SaveService::Nodes::Take(const std::string&, const FetchWanted& wanted) {
+  if (copies_) return copies_->Take(wanted);
+  council_->TellLead("fetch", FetchTold{wanted.number, std::nullopt,
+                                        absl::UnavailableError("it fetches no copies")});
+}
+
+void SaveService::Nodes::Take(const std::string& node, const FetchTold& told) {
+  if (copies_ && is_lead()) copies_->Take(node, told);
 }
 
 // --- The root

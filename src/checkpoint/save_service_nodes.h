@@ -77,8 +77,18 @@ class SaveService::Nodes {
   void OnAllVoted();
   // A later restore of the same generation begins.
   void NextRound();
+  // Memory, with what other nodes' agents have of it, holds a step that is no older than the newest
+  // checkpoint (its name; empty: none), and is tried first.
+  bool FetchesInstead(const std::string& newest);
+  // A rank here restores what another node's agent had of it.
+  bool is_from_peer(size_t slot) const;
+  bool is_any_from_peer() const;
+  ReplicaStore* copies();
+  int64_t copied_step() const;
 
  private:
+  class Copies;  // save_service_copies.h
+
   void Hear(const std::string& node, const CouncilMessage& message);
   void Take(const std::string& node, const TablesTold& told);
   void Take(const std::string& node, const SealedTold& told);
@@ -96,6 +106,12 @@ class SaveService::Nodes {
   void Take(const std::string& node, const RootClaimed& claimed);
   void Take(const std::string& node, const HeldTold& told);
   void Take(const std::string& node, const CommonTold& told);
+  void Take(const std::string& node, const DoorTold& told);
+  void Take(const std::string& node, const DoorsTold& told);
+  void Take(const std::string& node, const CopyWanted& wanted);
+  void Take(const std::string& node, const CopyTold& told);
+  void Take(const std::string& node, const FetchWanted& wanted);
+  void Take(const std::string& node, const FetchTold& told);
 
   void LeaveOldBuffers();
   void CleanUp();
@@ -113,6 +129,8 @@ class SaveService::Nodes {
   void Decide(const std::vector<SealTally::Verdict>& verdicts);
   void Say(const StepDecided& decided);
   void ChooseIfAllAsked();
+  void ChooseFromMemory();
+  void CopyCommon(int64_t step);
   void JudgeIfAllVoted();
   void OnSaveDone(const Save& save, uint64_t generation, absl::StatusOr<PersistResult> result);
   void End(const Save& save, const absl::StatusOr<PersistResult>& result);
@@ -160,6 +178,7 @@ class SaveService::Nodes {
   std::optional<HeldTold> held_told_;            // the newest
   bool has_restored_ = false;
   uint32_t round_ = 0;
+  std::unique_ptr<Copies> copies_;  // null: no copies on other nodes
 
   // --- The lead
   bool has_claim_ = false, is_taking_ = false;
@@ -184,6 +203,8 @@ class SaveService::Nodes {
   std::map<std::string, RestoreVoted> votes_;
   std::optional<RestoreChosen> chosen_;
   std::optional<RestoreJudged> judged_;
+  SnapshotKey base_;                          // that all have restored in this generation
+  std::optional<MemoryPlan> plan_;            // with copies of other nodes, not chosen yet
   bool wants_choice_ = false;                 // all have asked, but the claim is not here yet
   static constexpr int64_t kFirstNotice = 2;  // steps
   int64_t wanted_step_ = kNoStep, notice_ = kFirstNotice;

@@ -3,6 +3,7 @@
 #include <utility>
 
 #include "base/error.h"
+#include "checkpoint/save_service_copies.h"
 #include "checkpoint/save_service_nodes.h"
 
 namespace outlast {
@@ -20,7 +21,9 @@ void SaveService::Nodes::OnAllChoose() {
     asks_restore_ = true;
     return;
   }
-  council_->TellLead("restore", RestoreAsked{{round_, of_.restoring_.attempt}, HeldHere()});
+  RestoreAsked asked{{round_, of_.restoring_.attempt}, HeldHere(), {}};
+  if (copies_) asked.copies = copies_->Names();
+  council_->TellLead("restore", asked);
 }
 
 void SaveService::Nodes::Take(const std::string&, const RestoreChosen& chosen) {
@@ -43,7 +46,14 @@ void SaveService::Nodes::Take(const std::string&, const RestoreChosen& chosen) {
   }
   RestoreChoice choice{.source = chosen.source, .step = chosen.snapshot.step};
   if (kept) choice.generation = kept->generation;
-  if (!chosen.checkpoint.empty()) choice.folder = of_.opened_->root->PathOf(chosen.checkpoint);
+  if (kept && !chosen.checkpoint.empty() && !of_.parent_) {
+    // This agent is new: what the others' memory goes on from.
+    of_.parent_ = chosen.checkpoint;
+    const auto parts = ParseCheckpointName(chosen.checkpoint);
+    if (parts) of_.durable_step_ = parts->step;
+  } else if (!kept && !chosen.checkpoint.empty()) {
+    choice.folder = of_.opened_->root->PathOf(chosen.checkpoint);
+  }
   KeepOnly(kept);
   of_.restoring_.choice = std::move(choice);
   of_.AnswerChoosers();
@@ -99,6 +109,7 @@ void SaveService::Nodes::Take(const std::string&, const RestoreJudged& judged) {
   }
   if (judged.restored) {
     has_restored_ = true;
+    if (copies_) copies_->OnRestored(of_.restoring_.choice->step);
     of_.OnRestored(*of_.restoring_.choice);
   } else {
     ++of_.restoring_.attempt;
@@ -127,6 +138,7 @@ void SaveService::Nodes::Take(const std::string& node, const RestoreAsked& asked
   if (chosen_ && chosen_->at == asked.at) return council_->Tell(node, *chosen_);
   if (asked.at != at_) return;
   asked_[node] = asked.held;
+  if (copies_) copies_->SetNames(node, asked.copies);
   ChooseIfAllAsked();
 }
 
@@ -135,6 +147,10 @@ void SaveService::Nodes::ChooseIfAllAsked() {
   if (!has_claim_) {
     wants_choice_ = true;
     return;
+  }
+  if (copies_) {
+    copies_->Look(std::exchange(asked_, {}));
+    return ChooseFromMemory();
   }
   const std::optional<SnapshotKey> common = NewestCommon(std::exchange(asked_, {}));
   if (common && !of_.restoring_.memory_is_bad) {
@@ -145,10 +161,68 @@ void SaveService::Nodes::ChooseIfAllAsked() {
   of_.ChooseFromDisk();
 }
 
+// With what other nodes' agents have. A step that has to be brought from there may be older than
+// the newest checkpoint, so that is looked for first.
+void SaveService::Nodes::ChooseFromMemory() {
+  plan_.reset();
+  if (!of_.restoring_.memory_is_bad) plan_ = copies_->Plan();
+  if (plan_ && plan_->fetches.empty()) {
+    const SnapshotKey key = std::exchange(plan_, std::nullopt)->snapshot;
+    return TellChoice(
+        {.source = RestoreSource::kMemory, .step = key.step, .generation = key.generation});
+  }
+  of_.restoring_.choosing = true;
+  of_.ChooseFromDisk();
+}
+
+bool SaveService::Nodes::FetchesInstead(const std::string& newest) {
+  if (!plan_) return false;
+  const MemoryPlan plan = *std::exchange(plan_, std::nullopt);
+  const auto parts = ParseCheckpointName(newest);
+  if (parts && parts->step > plan.snapshot.step) return false;
+  copies_->Fetch(plan, [this, plan, newest, attempt = of_.restoring_.attempt](bool all_hold_it) {
+    if (!of_.restoring_.choosing || attempt != of_.restoring_.attempt) return;
+    of_.restoring_.choosing = false;
+    if (!all_hold_it) return ChooseFromMemory();
+    // The name tells nodes that are new what the others' memory goes on from.
+    TellChoice({.source = RestoreSource::kMemory,
+                .step = plan.snapshot.step,
+                .generation = plan.snapshot.generation,
+                .folder = newest});
+  });
+  return true;
+}
+
+bool SaveService::Nodes::is_from_peer(size_t slot) const {
+  return copies_ && copies_->is_from_peer(slot);
+}
+
+bool SaveService::Nodes::is_any_from_peer() const {
+  for (size_t slot = 0; slot < ranks_.size(); ++slot) {
+    if (is_from_peer(slot)) return true;
+  }
+  return false;
+}
+
+int64_t SaveService::Nodes::copied_step() const {
+  return copies_ && copies_->whole() ? copies_->whole()->step : kNoStep;
+}
+
+ReplicaStore* SaveService::Nodes::copies() { return copies_ ? &copies_->store() : nullptr; }
+
+// A step that all hold is in their buffers until all know of a later one: so the word of it and the
+// wish to copy it go out together.
+void SaveService::Nodes::CopyCommon(int64_t step) {
+  if (!copies_ || !judged_ || !judged_->restored || step <= 0) return;
+  if (step == base_.step && base_.generation != 0) return copies_->OnCommon(base_);
+  if (step > base_.step) copies_->OnCommon({of_.generation_, step});
+}
+
 void SaveService::Nodes::TellChoice(const RestoreChoice& choice) {
   RestoreChosen chosen{.at = at_, .refused = {}, .source = choice.source, .snapshot = {}};
   chosen.snapshot = {choice.generation, choice.step};
-  if (choice.is_of_files()) chosen.checkpoint = choice.folder.substr(choice.folder.rfind('/') + 1);
+  if (!choice.folder.empty())
+    chosen.checkpoint = choice.folder.substr(choice.folder.rfind('/') + 1);
   chosen_ = chosen;
   council_->TellAll(chosen);
 }
@@ -175,10 +249,12 @@ void SaveService::Nodes::Take(const std::string& node, const RestoreVoted& voted
 void SaveService::Nodes::JudgeIfAllVoted() {
   if (votes_.size() < active_.size()) return;
   bool ok = true, mismatch = false;
+  std::set<std::string> failed;
   std::vector<std::string>& reasons = of_.restoring_.passed_over;
   for (const auto& [node, vote] : votes_) {
     ok = ok && vote.ok;
     mismatch = mismatch || vote.mismatch;
+    if (!vote.ok) failed.insert(node);
     if (node == council_->self()) continue;  // those are there already
     for (const std::string& reason : vote.reasons) reasons.push_back(reason);
   }
@@ -194,7 +270,8 @@ void SaveService::Nodes::JudgeIfAllVoted() {
                                               chosen_->snapshot.step,
                                               is_memory ? "memory" : chosen_->checkpoint, reason));
     if (is_memory) {
-      of_.restoring_.memory_is_bad = true;
+      // The same step from copies first, once.
+      of_.restoring_.memory_is_bad = !copies_ || !copies_->Distrust(failed, chosen_->snapshot);
     } else {
       of_.restoring_.bad_folders.insert(chosen_->checkpoint);
       of_.readers().Post([opened = of_.opened_, name = chosen_->checkpoint, reason] {
@@ -206,6 +283,8 @@ void SaveService::Nodes::JudgeIfAllVoted() {
   if (judged.restored) {
     const bool is_memory = chosen_->source == RestoreSource::kMemory;
     held_tally_ = HeldTally(council_->nodes(), is_memory ? chosen_->snapshot.step : kNoStep);
+    base_ = chosen_->snapshot;
+    if (!is_memory) base_.generation = 0;
   }
   judged_ = judged;
   council_->TellAll(judged);

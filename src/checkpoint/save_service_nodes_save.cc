@@ -250,6 +250,7 @@ void SaveService::Nodes::Decide(const std::vector<SealTally::Verdict>& verdicts)
     }
     held_tally_.Common(verdict.step);
     Say({verdict.step, true, true, ""});
+    CopyCommon(verdict.step);
     of_.QueueSave({verdict.step, verdict.sealed.snapshot.generation, verdict.sealed.last, {}});
   }
 }
@@ -274,6 +275,7 @@ void SaveService::Nodes::SayCommon() {
   if (common_told_ == told) return;
   common_told_ = told;
   council_->TellAll(told);
+  CopyCommon(common);
 }
 
 void SaveService::Nodes::Say(const StepDecided& decided) {

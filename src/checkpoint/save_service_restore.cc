@@ -109,9 +109,27 @@ void SaveService::ChooseFromDisk() {
   });
 }
 
+// The newest one that was not tried in vain; empty: none.
+std::string SaveService::NewestUsable(const Candidates& candidates, const Restoring& restoring) {
+  const auto holds = [](const std::vector<std::string>& names, const std::string& name) {
+    return std::ranges::find(names, name) != names.end();
+  };
+  for (const std::string& name : candidates.decision.candidates) {
+    if ((holds(candidates.local, name) && !restoring.bad_folders.contains(name)) ||
+        (holds(candidates.remote, name) && !restoring.bad_remote.contains(name)))
+      return name;
+  }
+  return "";
+}
+
 void SaveService::OnCandidates(uint64_t generation, uint32_t attempt,
                                const absl::StatusOr<Candidates>& candidates) {
   if (generation != generation_ || attempt != restoring_.attempt || !restoring_.choosing) return;
+  if (nodes_) {
+    const std::string newest =
+        candidates.ok() ? NewestUsable(*candidates, restoring_) : std::string();
+    if (nodes_->FetchesInstead(newest)) return;
+  }
   std::string error;
   if (!candidates.ok()) {
     error = std::string(MessageOf(candidates.status()));
@@ -192,6 +210,8 @@ void SaveService::AnswerChoosers() {
       const Held& held = base_->held[static_cast<size_t>(waiter.slot)];
       choice.buffer = static_cast<uint32_t>(held.buffer);
       choice.turn = held.turn;
+      if (nodes_ && nodes_->is_from_peer(static_cast<size_t>(waiter.slot)))
+        choice.source = RestoreSource::kPeer;
       if (const auto server = restoring_.server.find(waiter.slot);
           server != restoring_.server.end()) {
         const auto of = static_cast<size_t>(server->second);
@@ -310,7 +330,10 @@ void SaveService::OnRestored(const RestoreChoice& choice) {
     parent_.reset();
   }
   if (tier_ && !choice.is_of_files()) tier_->OnRestored(choice.step, "");
-  options_.observer.on_restored(generation_, choice.source, choice.step);
+  const bool is_from_peer =
+      choice.source == RestoreSource::kMemory && nodes_ && nodes_->is_any_from_peer();
+  options_.observer.on_restored(generation_, is_from_peer ? RestoreSource::kPeer : choice.source,
+                                choice.step);
 }
 
 // The same step from another source before an older one: each damaged snapshot's rank is served by

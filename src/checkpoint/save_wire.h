@@ -48,8 +48,9 @@ enum class FinishAsk : uint8_t { kQuery = 0, kWait = 1 };
 
 enum class SaveOutcome : uint8_t { kFailed = 0, kDurable = 1, kUploadFailed = 2, kUploaded = 3 };
 
-// kRemote: a checkpoint that was brought to the local root for this.
-enum class RestoreSource : uint8_t { kNone = 0, kMemory = 1, kDisk = 2, kRemote = 3 };
+// kRemote: a checkpoint that was brought to the local root for this. kPeer: a snapshot that another
+// node's agent brought into this rank's buffer.
+enum class RestoreSource : uint8_t { kNone = 0, kMemory = 1, kDisk = 2, kRemote = 3, kPeer = 4 };
 
 // How a rank's share of a restore from files went: each byte that several ranks of a machine need
 // is read by one of them, into its buffer.
@@ -63,8 +64,8 @@ enum class Share : uint8_t {
 struct RestoreChoice {
   RestoreSource source = RestoreSource::kNone;
   int64_t step = 0;
-  uint64_t generation = 0;  // of the snapshot (kMemory)
-  uint32_t buffer = 0;      // of the asking rank (kMemory)
+  uint64_t generation = 0;  // of the snapshot (kMemory, kPeer)
+  uint32_t buffer = 0;      // of the asking rank (kMemory, kPeer)
   uint32_t turn = 0;
   // The slot whose snapshot serves the asking rank, since its own is damaged; kNobody: its own
   // does. Extras come from its own.
@@ -75,6 +76,10 @@ struct RestoreChoice {
 
   bool is_of_files() const {
     return source == RestoreSource::kDisk || source == RestoreSource::kRemote;
+  }
+
+  bool is_of_memory() const {
+    return source == RestoreSource::kMemory || source == RestoreSource::kPeer;
   }
 
   std::string Encode() const;

@@ -31,7 +31,11 @@ absl::Status RefuseOnOneNode(const NodeFlags& flags) {
            {"--advertise", flags.advertise},
            {"--spares", flags.spares},
            {"--last-call", flags.last_call},
-           {"--join-timeout", flags.join}}) {
+           {"--join-timeout", flags.join},
+           {"--peer-rate", flags.peer_rate},
+           {"--peer-every", flags.peer_every},
+           {"--peer-memory", flags.peer_memory},
+           {"--failure-domain", flags.failure_domain}}) {
     if (!value.empty()) return refuse(flag, value);
   }
   if (const char* flag = flags.trust.given(); flag != nullptr) return refuse(flag, "");
@@ -78,6 +82,19 @@ absl::Status ReadJobId(const NodeFlags& flags, std::string& job_id) {
                flags.nodes);
 }
 
+absl::Status ReadPeerTier(const NodeFlags& flags, PeerTierOptions& peers) {
+  constexpr int kMega = 1'000'000;
+  int rate = static_cast<int>(peers.bytes_per_second / kMega), memory = 0;
+  OUTLAST_RETURN_IF_ERROR(ReadInteger("--peer-rate", flags.peer_rate, 0, kMega, rate));
+  OUTLAST_RETURN_IF_ERROR(ReadInteger("--peer-memory", flags.peer_memory, 1, INT_MAX, memory));
+  OUTLAST_RETURN_IF_ERROR(ReadSeconds("--peer-every", flags.peer_every, peers.every));
+  OUTLAST_RETURN_IF_ERROR(CheckName("--failure-domain", flags.failure_domain));
+  peers.bytes_per_second = static_cast<uint64_t>(rate) * kMega;
+  peers.most_bytes = static_cast<uint64_t>(memory) * kMega;
+  peers.domain = flags.failure_domain;
+  return absl::OkStatus();
+}
+
 absl::StatusOr<std::string> ReadNode(const NodeFlags& flags) {
   std::string node = flags.node;
   if (node.empty()) {
@@ -112,6 +129,18 @@ void NodeFlags::Declare(CLI::App& app) {
                  "How long the last nodes are waited for, once there are MIN (5)")
       ->type_name("S");
   app.add_option("--join-timeout", join, "How long MIN nodes are waited for (600)")->type_name("S");
+  app.add_option("--peer-rate", peer_rate,
+                 "How fast copies of snapshots go to another node, at most; 0: none do (200)")
+      ->type_name("MB/S");
+  app.add_option("--peer-every", peer_every, "Least time between two rounds of copies (1)")
+      ->type_name("S");
+  app.add_option("--peer-memory", peer_memory,
+                 "What copies may take of this node's memory, own ranks' and others' (a quarter)")
+      ->type_name("MB");
+  app.add_option("--failure-domain", failure_domain,
+                 "What fails together with this node, such as its rack: copies go to another one "
+                 "(the node)")
+      ->type_name("NAME");
   trust.Declare(app);
   app.add_flag("--standalone", standalone, "One node, as without --nnodes");
   app.add_option("--rdzv-endpoint,--rdzv_endpoint", endpoint, "torchrun's --coordinator")
@@ -149,6 +178,7 @@ absl::StatusOr<std::optional<NodesOptions>> ReadNodes(const NodeFlags& flags, st
   OUTLAST_RETURN_IF_ERROR(ReadSeconds("--last-call", flags.last_call, options.last_call));
   OUTLAST_RETURN_IF_ERROR(ReadSeconds("--join-timeout", flags.join, options.join));
   OUTLAST_RETURN_IF_ERROR(CheckWaits(flags.last_call, options.last_call, flags.join, options.join));
+  OUTLAST_RETURN_IF_ERROR(ReadPeerTier(flags, options.peers));
   OUTLAST_ASSIGN_OR_RETURN(options.trust, ReadTrust(flags.trust));
   return options;
 }

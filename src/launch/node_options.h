@@ -7,6 +7,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
+#include "checkpoint/peer_tier_options.h"
 #include "control/node_flags.h"
 
 namespace outlast {
@@ -21,11 +22,13 @@ struct NodesOptions {
   absl::Duration last_call = absl::Seconds(5);
   absl::Duration join = absl::Seconds(600);
   Trust trust;
+  PeerTierOptions peers{.bytes_per_second = 200'000'000, .every = absl::Seconds(1)};
 };
 
 // The raw texts of the flags.
 struct NodeFlags {
   std::string nodes, coordinator, node, advertise, spares, last_call, join;
+  std::string peer_rate, peer_every, peer_memory, failure_domain;
   std::string endpoint, rendezvous_id, rendezvous_backend, hint;  // torchrun's
   bool standalone = false;
   TrustFlags trust;

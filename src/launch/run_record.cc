@@ -16,6 +16,8 @@ namespace {
 
 using nlohmann::ordered_json;
 
+constexpr absl::Duration kCopiesApart = absl::Seconds(10);
+
 std::string Utc(absl::Time time) {
   return absl::FormatTime("%Y-%m-%dT%H:%M:%E3SZ", time, absl::UTCTimeZone());
 }
@@ -188,6 +190,20 @@ void RunRecord::UploadFailed(int64_t step, const std::string& error) {
   Write("upload_failed", {{"step", step}, {"error", error}});
 }
 
+void RunRecord::Copied(int64_t step, const std::string& partner, uint64_t bytes,
+                       absl::Duration time) {
+  ++copies_;
+  copied_bytes_ += bytes;
+  const absl::Duration now = Clock::Real().Uptime();
+  if (now - copied_at_ < kCopiesApart) return;
+  copied_at_ = now;
+  Write("copied", {{"step", step},
+                   {"partner", partner},
+                   {"bytes", bytes},
+                   {"seconds", absl::ToDoubleSeconds(time)},
+                   {"copies", copies_}});
+}
+
 void RunRecord::Restored(uint64_t generation, StateSource source, int64_t step) {
   constexpr const char* kNames[] = {"unknown", "nothing", "memory", "peer", "disk", "remote"};
   Write("restored", {{"generation", generation},
@@ -225,6 +241,7 @@ absl::Status RunRecord::Finished(int exit_code, const std::string& reason) {
   report["generations"] = generations_;
   report["restarts"] = restarts_;
   report["stop_signals"] = stop_signals_;
+  if (options_.nodes) report["peer_copies"] = {{"count", copies_}, {"bytes", copied_bytes_}};
   report["root"] = nullptr;  // the fault that ended the job; null where none did
   report["budget"] = fmt::format("0 of {}", options_.job.max_restarts);
   report["faults"] = ordered_json::array();

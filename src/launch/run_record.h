@@ -45,6 +45,8 @@ class RunRecord {
   // To the remote root.
   void Uploaded(int64_t step, const std::string& checkpoint, uint64_t bytes, absl::Duration time);
   void UploadFailed(int64_t step, const std::string& error);
+  // This node's ranks' snapshots lie on another one too. Events of them are at least 10 s apart.
+  void Copied(int64_t step, const std::string& partner, uint64_t bytes, absl::Duration time);
   void Restored(uint64_t generation, StateSource source, int64_t step);
   // A verdict of the watch, and where its evidence lies.
   void Judged(const std::string& verdict, const std::string& folder);
@@ -86,6 +88,8 @@ class RunRecord {
   JobStatus status_;
   uint64_t generations_ = 0;
   int restarts_ = 0;
+  uint64_t copies_ = 0, copied_bytes_ = 0;
+  absl::Duration copied_at_ = -absl::InfiniteDuration();
   int world_ = 0;
 };
 

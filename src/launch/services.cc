@@ -12,6 +12,8 @@ StateSource SourceOf(RestoreSource source) {
   switch (source) {
     case RestoreSource::kMemory:
       return StateSource::kMemory;
+    case RestoreSource::kPeer:
+      return StateSource::kPeer;
     case RestoreSource::kDisk:
       return StateSource::kDisk;
     case RestoreSource::kRemote:
@@ -33,6 +35,10 @@ JobServices::JobServices(Keeper& keeper, WorkerHost& host, const LaunchOptions& 
   saves.take_over = options.take_over;
   saves.committer = options.nodes ? options.nodes->node : HostName();
   saves.plugins = options.plugins;
+  if (options.nodes) {
+    saves.peers = options.nodes->peers;
+    saves.peers.token = options.nodes->trust.token.SecretFor("copies", options.job_id);
+  }
   saves.observer = Observer();
   saves_ = std::make_unique<SaveService>(keeper_, std::move(saves));
   keeper_.Attach(saves_.get());
@@ -82,6 +88,8 @@ SaveObserver JobServices::Observer() {
     ledger_.Append(RollbackEntry{now, generation, step, std::max(step, reached_step_), from});
     record_.Restored(generation, from, step);
   };
+  observer.on_copied = [this](int64_t step, const std::string& partner, uint64_t bytes,
+                              absl::Duration time) { record_.Copied(step, partner, bytes, time); };
   observer.on_note = [this](const std::string& line) {
     record_.Noted(line);
     console_.Say("outlast: " + line);

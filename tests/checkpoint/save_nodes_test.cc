@@ -9,11 +9,13 @@
 #include <functional>
 #include <map>
 #include <memory>
+#include <set>
 #include <string>
 #include <thread>
 #include <utility>
 #include <vector>
 
+#include "checkpoint/replica_store.h"
 #include "checkpoint/save_council.h"
 #include "outlast/base/mutex.h"
 #include "outlast/elastic/messages.h"
@@ -51,12 +53,15 @@ struct ClusterSpec {
   std::map<int, std::string> other_uri;  // by node: it opens this root
   absl::Duration claim_patience = absl::Seconds(10);
   absl::Duration auto_interval = absl::Seconds(5);
+  PeerTierOptions peers;
   // Of every agent; asked by the lead.
   std::function<void(LocalCluster&, int64_t step)> at_hook;
   // Called by each rank before the update of each step.
   std::function<void(LocalCluster&, Generation&, int node, int64_t step)> at_step =
       [](LocalCluster&, Generation&, int, int64_t) {};
   // Called on the loop, of the node that says it.
+  std::function<void(LocalCluster&, const std::string& line)> on_note = [](LocalCluster&,
+                                                                           const std::string&) {};
   std::function<void(LocalCluster&, int node, int64_t step)> on_durable = [](LocalCluster&, int,
                                                                              int64_t) {};
 };
@@ -68,6 +73,8 @@ struct Saw {
   std::atomic<int64_t> newest_durable{0};
   std::atomic<bool> is_ended{false};
   std::function<void()> persist;  // has all agents persist what is common; returns at once
+  std::function<int64_t(int node)> copied;  // SaveService::copied_step
+  std::function<void(int node)> flip;       // one bit of each copy that the node has, once
   std::function<int64_t(int node)> common;  // what the node knows all ranks to have in memory
   Mutex mutex;
   struct Restored {
@@ -166,6 +173,7 @@ void RunCluster(const ClusterSpec& spec, Saw& saw) {
     service.job_name = "job";
     service.shortest_auto = service.longest_auto = spec.auto_interval;
     service.claim_patience = spec.claim_patience;
+    service.peers = spec.peers;
     service.committer = "n" + std::to_string(node);
     service.observer.on_durable = [&, node](int64_t step, const PersistResult&) {
       saw.durable[node].push_back(step);
@@ -177,6 +185,7 @@ void RunCluster(const ClusterSpec& spec, Saw& saw) {
     };
     service.observer.on_note = [&, node](const std::string& line) {
       saw.notes[node].push_back(line);
+      spec.on_note(*self, line);
     };
     if (spec.at_hook)
       service.own_hooks = {
@@ -201,6 +210,24 @@ void RunCluster(const ClusterSpec& spec, Saw& saw) {
       if (keeper != nullptr) step = services[node]->common_step();
     });
     return step;
+  };
+  saw.copied = [&](int node) {
+    int64_t step = kNoStep;
+    cluster.OnKeeper(node, [&](Keeper* keeper) {
+      if (keeper != nullptr) step = services[node]->copied_step();
+    });
+    return step;
+  };
+  std::set<ReplicaName> flipped;
+  saw.flip = [&](int node) {
+    cluster.OnKeeper(node, [&](Keeper* keeper) {
+      if (keeper == nullptr) return;
+      ReplicaStore& store = *services[node]->copies();
+      for (const ReplicaName& name : store.Names()) {
+        const auto copy = store.Find(name);
+        if (copy && flipped.insert(name).second) copy->chunk(0)[100] ^= std::byte{16};
+      }
+    });
   };
   saw.results = cluster.Run([&](outlast::Run& run, int node) -> absl::Status {
     CheckpointerOptions opens = spec.checkpoints;
@@ -687,6 +714,205 @@ TEST(SaveNodes, AStopIsSavedByAllAndBothAgentsHearThatItIsDurable) {
   ASSERT_EQ(saw.durable[0].size(), 1u) << TextOf(saw);
   EXPECT_EQ(saw.durable[0], saw.durable[1]);
   EXPECT_EQ(NewestManifest(folder.path()).step, saw.durable[0][0]);
+}
+
+// --- Copies on other nodes ---
+
+PeerTierOptions CopiesAtOnce() {
+  return {.bytes_per_second = 1'000'000'000, .most_bytes = 1 << 30};
+}
+
+// Waits at `step` until a copy of `least` or a later step is whole, as node 0 knows; then all
+// others wait too, in their barrier.
+int64_t WaitForCopies(const Saw& saw, const Generation& generation, int64_t least) {
+  int64_t copied = kNoStep;
+  while (generation.Check().ok() && (copied = saw.copied(0)) < least) usleep(500);
+  return copied;
+}
+
+// Nothing is on the disk.
+TEST(SaveNodes, ALostNodesRanksComeBackFromWhatAnotherNodeHasOfThem) {
+  const TempFolder folder;
+  Saw saw;
+  std::atomic<bool> is_killed{false};
+  std::atomic<int64_t> copied{0};
+
+  RunCluster({.nodes = 3,
+              .steps = 40,
+              .world = 4,
+              .checkpoints = {.uri = folder.path(),
+                              .every = Every::Steps(1000),
+                              .snapshot_every = Every::Steps(5)},
+              .peers = CopiesAtOnce(),
+              .at_step =
+                  [&](LocalCluster& cluster, Generation& generation, int node, int64_t step) {
+                    if (generation.rank() != 3 || step != 17 || is_killed.exchange(true)) return;
+                    copied = WaitForCopies(saw, generation, 5);
+                    cluster.KillNode(node);
+                    WaitForEnd(generation);
+                  }},
+             saw);
+
+  EXPECT_EQ(saw.wrong_states, 0) << TextOf(saw);
+  EXPECT_EQ(saw.finished, 4) << TextOf(saw);
+  const auto restored = saw.OfGeneration(2);
+  ASSERT_EQ(restored.size(), 4u) << TextOf(saw);
+  for (const Saw::Restored& one : restored) {
+    EXPECT_EQ(one.step, restored[0].step);
+    EXPECT_GE(one.step, copied) << "no step that was copied is lost";
+    EXPECT_EQ(one.from == "peer", one.rank >= 2) << one.rank << " from " << one.from;
+    EXPECT_NE(one.from, "disk") << one.rank;
+  }
+  EXPECT_THAT(saw.notes[0], Contains(HasSubstr("on node 'n2': rank 2 from node 'n0'")))
+      << TextOf(saw);
+}
+
+// The chain of checkpoints goes on where the former lead's had ended.
+TEST(SaveNodes, ASpareThatTakesRankZeroFromCopiesGoesOnWithTheChain) {
+  const TempFolder folder;
+  Saw saw;
+  std::atomic<bool> is_killed{false};
+
+  RunCluster({.nodes = 3,
+              .steps = 30,
+              .world = 4,
+              .waits_at = 10,
+              .checkpoints = {.uri = folder.path(), .every = Every::Steps(10), .keep_last = 9},
+              .peers = CopiesAtOnce(),
+              .at_step =
+                  [&](LocalCluster& cluster, Generation& generation, int node, int64_t step) {
+                    if (generation.rank() != 0 || step != 17 || is_killed.exchange(true)) return;
+                    WaitForCopies(saw, generation, 11);
+                    cluster.KillNode(node);
+                    WaitForEnd(generation);
+                  }},
+             saw);
+
+  EXPECT_EQ(saw.wrong_states, 0) << TextOf(saw);
+  const auto restored = saw.OfGeneration(2);
+  ASSERT_EQ(restored.size(), 4u) << TextOf(saw);
+  EXPECT_EQ(restored[0].from, "peer") << TextOf(saw);
+  EXPECT_GE(restored[0].step, 11) << TextOf(saw);
+  EXPECT_THAT(CommittedSteps(folder.path()), ElementsAre(30, 20, 10)) << TextOf(saw);
+  const Listing listing =
+      Root::Open(folder.path(), {.access = Access::kRead}).value()->List().value();
+  EXPECT_EQ(ResolveChain(listing.checkpoints).members.size(), 3u) << "one chain";
+}
+
+TEST(SaveNodes, ACopyWithAFlippedBitSendsAllRanksToTheDisk) {
+  const TempFolder folder;
+  Saw saw;
+  std::atomic<bool> is_killed{false};
+
+  RunCluster({.nodes = 3,
+              .steps = 40,
+              .world = 4,
+              .waits_at = 10,
+              .checkpoints = {.uri = folder.path(), .every = Every::Steps(10), .keep_last = 9},
+              .peers = CopiesAtOnce(),
+              .at_step =
+                  [&](LocalCluster& cluster, Generation& generation, int node, int64_t step) {
+                    if (generation.rank() != 3 || step != 15 || is_killed.exchange(true)) return;
+                    WaitForCopies(saw, generation, 11);
+                    cluster.KillNode(node);
+                    // What was under way may still arrive.
+                    for (int i = 0; i < 50; ++i) {
+                      saw.flip(0);
+                      usleep(1000);
+                    }
+                    WaitForEnd(generation);
+                  }},
+             saw);
+
+  EXPECT_EQ(saw.wrong_states, 0) << TextOf(saw);
+  EXPECT_THAT(saw.OfGeneration(2),
+              ElementsAre(Saw::Restored{2, 0, 10, "disk"}, Saw::Restored{2, 1, 10, "disk"},
+                          Saw::Restored{2, 2, 10, "disk"}, Saw::Restored{2, 3, 10, "disk"}))
+      << TextOf(saw);
+  EXPECT_THAT(saw.notes[0], Contains(HasSubstr("chunk 0 has crc"))) << TextOf(saw);
+}
+
+// The copies of the first rounds are whole; those of a later one would take for ever.
+TEST(SaveNodes, ATornRoundLeavesTheFormerWholeOne) {
+  const TempFolder folder;
+  Saw saw;
+  std::atomic<bool> is_killed{false};
+  std::atomic<int64_t> copied{0};
+
+  RunCluster({.nodes = 3,
+              .steps = 60,
+              .world = 4,
+              .checkpoints = {.uri = folder.path(),
+                              .every = Every::Steps(1000),
+                              .snapshot_every = Every::Steps(2)},
+              .peers = {.bytes_per_second = 1000, .most_bytes = 1 << 30},
+              .at_step =
+                  [&](LocalCluster& cluster, Generation& generation, int node, int64_t step) {
+                    if (generation.rank() != 3 || step != 45 || is_killed.exchange(true)) return;
+                    copied = WaitForCopies(saw, generation, 1);
+                    cluster.KillNode(node);
+                    WaitForEnd(generation);
+                  }},
+             saw);
+
+  EXPECT_EQ(saw.wrong_states, 0) << TextOf(saw);
+  const auto restored = saw.OfGeneration(2);
+  ASSERT_EQ(restored.size(), 4u) << TextOf(saw);
+  for (const Saw::Restored& one : restored) {
+    EXPECT_EQ(one.step, restored[0].step);
+    EXPECT_GE(one.step, copied) << TextOf(saw);
+    EXPECT_EQ(one.from == "peer", one.rank >= 2) << one.rank << " from " << one.from;
+  }
+}
+
+// Node 1 is lost, and then node 0, of which the spare was to have node 1's copies.
+TEST(SaveNodes, ASecondLossDuringTheTransferLeavesTheDisk) {
+  const TempFolder folder;
+  Saw saw;
+  std::atomic<bool> is_killed{false}, is_killed_again{false};
+
+  RunCluster({.nodes = 4,
+              .steps = 40,
+              .world = 4,
+              .waits_at = 10,
+              .checkpoints = {.uri = folder.path(), .every = Every::Steps(10), .keep_last = 9},
+              .peers = CopiesAtOnce(),
+              .at_step =
+                  [&](LocalCluster& cluster, Generation& generation, int node, int64_t step) {
+                    if (generation.rank() != 3 || step != 15 || is_killed.exchange(true)) return;
+                    WaitForCopies(saw, generation, 11);
+                    cluster.KillNode(node);
+                    WaitForEnd(generation);
+                  },
+              .on_note =
+                  [&](LocalCluster& cluster, const std::string& line) {
+                    if (line.starts_with("restoring step ") && !is_killed_again.exchange(true))
+                      cluster.KillNode(0);
+                  }},
+             saw);
+
+  EXPECT_TRUE(is_killed_again) << TextOf(saw);
+  EXPECT_EQ(saw.wrong_states, 0) << TextOf(saw);
+  EXPECT_EQ(saw.finished, 4) << TextOf(saw);
+  EXPECT_THAT(saw.OfGeneration(3), Contains(Saw::Restored{3, 0, 10, "disk"})) << TextOf(saw);
+  EXPECT_THAT(CommittedSteps(folder.path()), ElementsAre(40, 30, 20, 10)) << TextOf(saw);
+}
+
+TEST(SaveNodes, WhereThereIsNoRoomForCopiesOneLineSaysSoAndTrainingGoesOn) {
+  const TempFolder folder;
+  Saw saw;
+
+  RunCluster({.steps = 30,
+              .checkpoints = {.uri = folder.path(), .every = Every::Steps(10)},
+              .peers = {.bytes_per_second = 1'000'000'000, .most_bytes = 1000}},
+             saw);
+
+  ASSERT_THAT(saw.results, kEndsWithZero) << TextOf(saw);
+  EXPECT_EQ(std::ranges::count_if(
+                saw.notes[0],
+                [](const std::string& line) { return line.find("--peer-memory") != line.npos; }),
+            1)
+      << TextOf(saw);
 }
 
 }  // namespace

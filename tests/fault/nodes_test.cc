@@ -486,6 +486,58 @@ TEST_F(NodesThatSave, ASpareGoesOnFromTheDiskWithALostNodesRanks) {
   EXPECT_TRUE(Manifest(60).is_object()) << Seen();
 }
 
+// Nothing is on the disk when the node is lost; what its ranks had sealed lies in the first node's
+// agent. The end is that of a job that nothing happened to, byte for byte.
+TEST_F(NodesThatSave, ASpareGoesOnFromTheCopiesThatAnotherNodeHasOfALostOnesRanks) {
+  constexpr int kSteps = 300;
+  std::vector<std::string> command = Toy(kSteps);
+  command.insert(command.end(), {"--ckpt-every", "1000000", "--snapshot-every", "5"});
+  for (const int k : {1, 2, 3}) Start(k, "2", {"--spares", "1", "--peer-every", "0.05"}, command);
+  const std::string line = agents_.at(1)->LineWith(" lies on another node too", Within(60));
+  ASSERT_NE(line, "") << Seen();
+  const int copied = std::stoi(line.substr(line.find("step ") + 5));
+  agents_.at(2)->Kill();
+  EndsWith(1, 0, 120);
+  EndsWith(3, 0, 60);
+
+  std::istringstream lines(Read("log.restores"));
+  std::map<int, std::string> sources;
+  std::set<int64_t> steps;
+  uint64_t generation = 0;
+  int64_t step = 0;
+  int rank = 0;
+  for (std::string source; lines >> generation >> step >> rank >> source;) {
+    if (generation != 2) continue;
+    sources[rank] = source;
+    steps.insert(step);
+  }
+  ASSERT_EQ(sources.size(), 4u) << Read("log.restores") << Seen();
+  ASSERT_EQ(steps.size(), 1u) << "one instant: " << Read("log.restores");
+  EXPECT_GE(*steps.begin(), copied) << "no step that was copied is lost";
+  for (const int lost : {2, 3}) EXPECT_EQ(sources[lost], "peer") << lost << Seen();
+  for (const int survivor : {0, 1}) EXPECT_NE(sources[survivor], "disk") << survivor;
+  EXPECT_THAT(Read("runs/latest-n3/events.jsonl"), HasSubstr(R"("source":"peer")"));
+  EXPECT_GT(Report(1)["peer_copies"]["count"], 0);
+
+  PipedProcess undisturbed({BuildFolder() / "outlast", "run", "-n", "4", "--run-dir", Path("runs0"),
+                            "--", BuildFolder() / "outlast_toy_trainer", "--steps",
+                            std::to_string(kSteps), "--step-ms", "0", "--ckpt-every", "1000000",
+                            "--ckpt-dir", Path("root0")});
+  ASSERT_EQ(undisturbed.Wait(Within(60)), 0) << undisturbed.seen();
+  const auto shard = [&](const std::string& root, int number) {
+    for (const auto& entry : fs::directory_iterator(Path(root))) {
+      const std::string name = entry.path().filename();
+      if (!name.starts_with("step-") || std::stoi(name.substr(5)) != kSteps) continue;
+      return Read(root + "/" + name + "/w0000" + std::to_string(number) + ".safetensors");
+    }
+    return std::string();
+  };
+  for (const int number : {0, 1, 2, 3}) {
+    EXPECT_NE(shard("root", number), "") << number;
+    EXPECT_EQ(shard("root", number), shard("root0", number)) << number;
+  }
+}
+
 TEST_F(NodesThatSave, AStopIsSavedByAllAndEndsWith80) {
   StartToys({1, 2}, 100000);
   ASSERT_TRUE(HasLine("log", "\n1 15 3 ")) << Seen();

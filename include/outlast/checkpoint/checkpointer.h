@@ -103,9 +103,10 @@ struct CheckpointStats {
   int64_t failed_saves = 0;  // disk
   int64_t remote_step = 0;   // the newest step known to be in the remote root
   int64_t failed_uploads = 0;
-  int64_t stall_ns = 0;       // in BeforeUpdate and SaveIfDue, in all
-  std::string restored_from;  // "memory", "live", "replica" (a peer's memory), "disk", "remote" or
-                              // "" (step 0)
+  int64_t stall_ns = 0;            // in BeforeUpdate and SaveIfDue, in all
+  std::string restored_from;       // "memory", "live", "replica" (a peer's memory), "peer"
+                                   // (what another node's agent had of it), "disk", "remote" or
+                                   // "" (step 0)
   int64_t restore_read_bytes = 0;  // that this rank read from files in the last restore
 };
 
