@@ -181,7 +181,7 @@ std::vector<CouncilMessage> OneOfEach() {
       SkippedTold{40, "no buffer"},
       FinishAsked{{3, 40}},
       PersistAsked{{{3, 40}, {2, 30}}, "a node leaves"},
-      RestoreAsked{{1, 2}, {{3, 40}}},
+      RestoreAsked{{1, 2}, {{3, 40}}, {{5, {3, 38}}}},
       RestoreVoted{{1, 2}, true, true, {"rank 3: crc"}},
       AllTables{"digest", 1, 2, "bytes", absl::InternalError("why")},
       StepDecided{40, true, true, "why"},
@@ -192,6 +192,12 @@ std::vector<CouncilMessage> OneOfEach() {
       RootClaimed{2, "{}"},
       HeldTold{1, {40, 41}, 41},
       CommonTold{1, 40, 41, 2},
+      DoorTold{{"n1", "127.0.0.1:4000", "rack 3"}},
+      DoorsTold{{{"n1", "127.0.0.1:4000", "rack 3"}, {"n2", "127.0.0.2:4000", "n2"}}},
+      CopyWanted{{3, 40}, SnapshotKey{3, 30}},
+      CopyTold{{3, 40}, 99, absl::InternalError("why")},
+      FetchWanted{7, {3, 40}, {{2, "n1"}, {3, "n1"}}},
+      FetchTold{7, FetchPart{2, "n1"}, absl::InternalError("why")},
   };
 }
 
@@ -213,6 +219,10 @@ TEST(CouncilMessages, ComeBackAsTheyWent) {
   EXPECT_EQ(over.write_time, absl::Seconds(2));
   EXPECT_EQ(MessageOf(over.outcome), "why");
   EXPECT_FALSE(over.final);
+  const auto fetch = std::get<FetchWanted>(*DecodeCouncilMessage(Encode(messages[20])));
+  EXPECT_THAT(fetch.parts, ElementsAre(FetchPart{2, "n1"}, FetchPart{3, "n1"}));
+  const auto copy = std::get<CopyWanted>(*DecodeCouncilMessage(Encode(messages[18])));
+  EXPECT_EQ(copy.keep, (SnapshotKey{3, 30}));
 }
 
 TEST(CouncilMessages, ThatAreCutOrTooLongAreRefused) {
@@ -229,10 +239,10 @@ TEST(CouncilMessages, ThatAreCutOrTooLongAreRefused) {
 
 TEST(CouncilMessages, OfAnotherVersionAreRefusedByItsNumber) {
   std::string bytes = Encode(CouncilMessage(StepWanted{1}));
-  bytes[0] = 2;
+  bytes[0] = 99;
   const absl::Status status = DecodeCouncilMessage(bytes).status();
   EXPECT_EQ(status.code(), absl::StatusCode::kUnimplemented);
-  EXPECT_THAT(std::string(MessageOf(status)), HasSubstr("version 2"));
+  EXPECT_THAT(std::string(MessageOf(status)), HasSubstr("version 99"));
 }
 
 TEST(CouncilMessages, CannotNameAFolderOutsideTheRoot) {
