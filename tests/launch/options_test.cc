@@ -186,6 +186,30 @@ TEST(ParseLaunchOptions, ReadsANodesPartInAJobOfSeveral) {
   EXPECT_EQ(options->job.world, 8);
 }
 
+TEST(ParseLaunchOptions, ReadsWhatCopiesOnOtherNodesMayCost) {
+  std::string help;
+  const auto read = [&](std::vector<std::string> more) {
+    std::vector<std::string> words = {"-n1", "--nnodes", "2", "--job", "j", "--coordinator", "a:1"};
+    words.insert(words.end(), more.begin(), more.end());
+    words.emplace_back("x");
+    return ParseLaunchOptions(words, &help).value().nodes->peers;
+  };
+  const PeerTierOptions usual = read({});
+  EXPECT_EQ(usual.bytes_per_second, 200'000'000u);
+  EXPECT_EQ(usual.every, absl::Seconds(1));
+  EXPECT_EQ(usual.most_bytes, 0u);
+  const PeerTierOptions given = read({"--peer-rate", "50", "--peer-every", "0.5", "--peer-memory",
+                                      "4000", "--failure-domain", "rack-3"});
+  EXPECT_EQ(given.bytes_per_second, 50'000'000u);
+  EXPECT_EQ(given.every, absl::Milliseconds(500));
+  EXPECT_EQ(given.most_bytes, 4'000'000'000u);
+  EXPECT_EQ(given.domain, "rack-3");
+  EXPECT_EQ(read({"--peer-rate", "0"}).bytes_per_second, 0u);
+  EXPECT_EQ(RefusalOf({"-n1", "--peer-rate", "50", "x"}),
+            "--peer-rate '50' without several nodes: --nnodes N or MIN:MAX with more than one "
+            "wanted");
+}
+
 TEST(ParseLaunchOptions, TakesTorchrunsNamesOfSeveralNodes) {
   std::string help;
   const auto options = ParseLaunchOptions(
