@@ -182,8 +182,10 @@ void SaveService::Nodes::Copies::OnAbort() {
 
 void SaveService::Nodes::Copies::StopWork() {
   job_->cancelled = true;
-  copier_.reset();
-  copier_ = std::make_unique<SerialThread>("outlast-copier", SerialThread::Priority::kBackground);
+  if (std::exchange(is_copying_, false)) {
+    copier_.reset();  // waits for a chunk
+    copier_ = std::make_unique<SerialThread>("outlast-copier", SerialThread::Priority::kBackground);
+  }
   job_ = std::make_shared<Job>();
   UnpinAll();
   round_.reset();
@@ -242,6 +244,7 @@ void SaveService::Nodes::Copies::Copy(const CopyWanted& wanted) {
     UnpinAll();
     return EndRound(wanted.snapshot, 0, status);
   }
+  is_copying_ = true;
   copier_->Post([this, alive = alive_, &loop = of_.keeper_.loop(), job = job_, wanted,
                  run_id = of_.keeper_.run_id(), pinned = pinned_] {
     absl::Status copied;
@@ -262,6 +265,7 @@ void SaveService::Nodes::Copies::UnpinAll() {
 }
 
 void SaveService::Nodes::Copies::OnCopied(const CopyWanted& wanted, const absl::Status& outcome) {
+  is_copying_ = false;
   UnpinAll();
   if (!outcome.ok()) return EndRound(wanted.snapshot, 0, outcome);
   Push(wanted);
@@ -504,6 +508,7 @@ void SaveService::Nodes::Copies::FillBuffers() {
     for (const Target& begun : targets) begun.buffer->control().Abandon(begun.turn);
     return EndFetch(part, absl::UnavailableError("the rank has no free buffer"));
   }
+  is_copying_ = true;
   copier_->Post([this, alive = alive_, &loop = of_.keeper_.loop(), job = job_, key, targets,
                  job_id = of_.opened_->root->job()] {
     absl::Status filled;
@@ -520,6 +525,7 @@ void SaveService::Nodes::Copies::FillBuffers() {
     }
     loop.Post([this, alive, job, targets, bad, filled = std::move(filled)] {
       if (!*alive || job->cancelled || !fetching_) return;
+      is_copying_ = false;
       for (const Target& target : targets) {
         from_peer_.erase(target.slot);
         if (filled.ok() && target.part.from != of_.keeper_.node()) from_peer_.insert(target.slot);

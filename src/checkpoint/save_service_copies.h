@@ -108,6 +108,7 @@ class SaveService::Nodes::Copies {
   std::unique_ptr<ReplicaLink> link_;
   std::unique_ptr<SerialThread> copier_;
   std::shared_ptr<Job> job_ = std::make_shared<Job>();
+  bool is_copying_ = false;  // the copier may be at work
 
   // --- Of this generation
   std::vector<ReplicaDoor> doors_;

@@ -10,8 +10,9 @@
 // Before a node's ranks restore it must see that claim in its own root; where it does not come, the
 // nodes do not share the folder, and the job is refused.
 //
-// A rank keeps its snapshots as long as it stays where it is; when the world or its place changes,
-// its buffers are made anew, and the choice of a restore is the disk.
+// A rank keeps its snapshots as long as it stays where it is; when its place changes, its buffers
+// are made anew, and filled from copies that other nodes have (save_service_copies.h) or by a
+// restore from the disk; when the world does, by the disk alone.
 #pragma once
 
 #include <map>
