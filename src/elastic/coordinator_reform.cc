@@ -114,7 +114,7 @@ void Coordinator::Charge(const std::string& node, uint64_t agent, const control:
   if (charged) history.Add(record);
   Judgement judgement{.restart = true};
   if (charged) {
-    judgement = JudgeFault(history, record, options_.budget, JobTime());
+    judgement = JudgeFault(history, record, options_.budget, JobTime(), BackOffSeed(state_.run_id));
   } else if (!record.victim &&
              history.restarts_in_last_hour(JobTime()) >= options_.budget.restarts_per_hour_limit) {
     judgement = {.exit_code = ExitCodeOf(JobOutcome::kRestartsUsedUp),

@@ -20,8 +20,9 @@ bool IsStopSignal(int signal) {
 
 }  // namespace
 
-Job::Job(JobOptions options)
+Job::Job(JobOptions options, uint64_t seed)
     : options_(std::move(options)),
+      seed_(seed),
       slots_(std::max(options_.world, 0)),
       attempts_(slots_.size(), 0) {}
 

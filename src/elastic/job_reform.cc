@@ -76,7 +76,7 @@ void Job::Fault(int index, FaultRecord fault) {
   Emit(RecordFault{fault, as_crash ? history_.crashes : history_.others,
                    as_crash ? options_.max_restarts : options_.other_class_limit});
   if (fault.victim) return;
-  const Judgement judgement = JudgeFault(history_, fault, options_, now_);
+  const Judgement judgement = JudgeFault(history_, fault, options_, now_, seed_);
   if (!judgement.restart) {
     return End(JobOutcome::kWorkerFailed, judgement.exit_code,
                fmt::format("{}; {}", fault.detail, judgement.reason));

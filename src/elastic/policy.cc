@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <cstring>
 
 #include "outlast/elastic/exit_code.h"
 
@@ -26,12 +27,29 @@ bool MayRetryCode(const FaultRecord& fault, const JobOptions& options, int code)
   return options.retry_codes.empty() || Contains(options.retry_codes, code);
 }
 
-absl::Duration BackOff(int restarts_before) {
-  if (restarts_before == 0) return absl::ZeroDuration();
-  return absl::Seconds(std::min(60, 1 << std::min(restarts_before - 1, 6)));
+// SplitMix64's finaliser (Steele, Lea and Flood 2014): seeds that differ in a bit give numbers that
+// differ in half of them.
+uint64_t Mixed(uint64_t bits) {
+  bits = (bits ^ (bits >> 30)) * 0xbf58476d1ce4e5b9;
+  bits = (bits ^ (bits >> 27)) * 0x94d049bb133111eb;
+  return bits ^ (bits >> 31);
 }
 
 }  // namespace
+
+absl::Duration BackOff(int restarts_before, uint64_t seed) {
+  if (restarts_before == 0) return absl::ZeroDuration();
+  const int64_t most = std::min(60, 1 << std::min(restarts_before - 1, 6));
+  // Of each attempt another part.
+  const uint64_t part = Mixed(seed + static_cast<uint64_t>(restarts_before) * 0x9e3779b97f4a7c15);
+  return absl::Milliseconds(500 * most + static_cast<int64_t>(part >> 32) % (500 * most + 1));
+}
+
+uint64_t BackOffSeed(const Id128& run_id) {
+  uint64_t seed = 0;
+  std::memcpy(&seed, run_id.bytes.data(), sizeof seed);
+  return seed;
+}
 
 bool CountsAsCrash(FaultClass fault_class) {
   return fault_class == FaultClass::kCrash || fault_class == FaultClass::kHang ||
@@ -87,7 +105,7 @@ int FaultHistory::restarts_in_last_hour(absl::Duration now) const {
 }
 
 Judgement JudgeFault(const FaultHistory& history, const FaultRecord& fault,
-                     const JobOptions& options, absl::Duration now) {
+                     const JobOptions& options, absl::Duration now, uint64_t seed) {
   const int worker_code = WorkerExitCode(fault.fault_class, fault.end);
   const int raw_code = fault.end.signal != 0 ? 128 + fault.end.signal : fault.end.code;
   if (!MayRetryCode(fault, options, raw_code)) {
@@ -122,7 +140,7 @@ Judgement JudgeFault(const FaultHistory& history, const FaultRecord& fault,
                   fmt::format("out of memory, disk or the like {} times without progress",
                               history.resources));
   }
-  return {.restart = true, .delay = BackOff(history.restarts)};
+  return {.restart = true, .delay = BackOff(history.restarts, seed)};
 }
 
 PlaceJudgement JudgePlace(const FaultHistory& history) {

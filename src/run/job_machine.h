@@ -48,7 +48,7 @@ class JobMachine {
 class OneNodeMachine final : public JobMachine {
  public:
   OneNodeMachine(JobOptions options, const Id128& run_id)
-      : job_(std::move(options)), run_id_(run_id) {}
+      : job_(std::move(options), BackOffSeed(run_id)), run_id_(run_id) {}
   void Listen(Tell) override {}
   std::vector<JobAction> Step(const JobEvent& event, const JobView& view) override {
     return job_.Step(event, view);

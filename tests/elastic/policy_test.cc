@@ -3,7 +3,9 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <csignal>
+#include <string>
 #include <vector>
 
 namespace outlast {
@@ -22,11 +24,12 @@ struct Court {
   JobOptions options;
   FaultHistory history;
   absl::Duration now = absl::Seconds(100);
+  uint64_t seed = 1;
 
   Judgement Judge(const FaultRecord& fault) {
     now += absl::Seconds(1);
     history.Add(fault);
-    Judgement judgement = JudgeFault(history, fault, options, now);
+    Judgement judgement = JudgeFault(history, fault, options, now, seed);
     if (judgement.restart) history.AddRestart(now);
     return judgement;
   }
@@ -133,11 +136,53 @@ TEST(JudgeFault, AtMostTwentyRestartsInAnHourWhateverTheProgress) {
 
 TEST(JudgeFault, BacksOffFromTheSecondRestartWithoutProgress) {
   Court court{.options = {.max_restarts = 100, .same_root_limit = 100}};
-  std::vector<int64_t> delays;
-  for (int i = 0; i < 10; ++i) delays.push_back(absl::ToInt64Seconds(court.Judge(Crash(5)).delay));
-  EXPECT_EQ(delays, (std::vector<int64_t>{0, 1, 2, 4, 8, 16, 32, 60, 60, 60}));
+  EXPECT_EQ(court.Judge(Crash(5)).delay, absl::ZeroDuration());
+  for (const int most : {1, 2, 4, 8, 16, 32, 60, 60, 60}) {
+    const absl::Duration delay = court.Judge(Crash(5)).delay;
+    EXPECT_GE(delay, absl::Seconds(most) / 2);
+    EXPECT_LE(delay, absl::Seconds(most));
+  }
   court.history.Refund();
   EXPECT_EQ(court.Judge(Crash(5)).delay, absl::ZeroDuration());
+}
+
+// A thousand jobs that lost the same file system: each eighth of the time has its share of them.
+TEST(BackOff, SpreadsJobsThatFellTogether) {
+  for (const int restarts : {1, 4, 7, 30}) {
+    const absl::Duration most = absl::Seconds(std::min(60, 1 << std::min(restarts - 1, 6)));
+    std::vector<int> eighths(8, 0);
+    for (int job = 0; job < 1000; ++job) {
+      const Id128 run_id = Id128::FromName("job " + std::to_string(job));
+      const double part =
+          absl::FDivDuration(BackOff(restarts, BackOffSeed(run_id)) - most / 2, most / 2);
+      ++eighths[static_cast<size_t>(std::min(7.0, part * 8))];
+    }
+    for (const int jobs : eighths) EXPECT_NEAR(jobs, 125, 45) << restarts;
+  }
+}
+
+// What a restarted coordinator folds is the run's id and how many restarts there were: it backs off
+// as the former one would have.
+TEST(BackOff, IsTheSameForTheSameRunAndAttempt) {
+  const uint64_t seed = BackOffSeed(Id128::FromName("run"));
+  for (int restarts = 0; restarts < 10; ++restarts)
+    EXPECT_EQ(BackOff(restarts, seed), BackOff(restarts, seed));
+  EXPECT_NE(BackOff(8, seed), BackOff(9, seed)) << "of each attempt another part of 60 s";
+  EXPECT_NE(BackOff(8, seed), BackOff(8, seed + 1));
+}
+
+TEST(JudgeFault, DecidesAlikeWhateverTheSeed) {
+  for (const int limit : {0, 2, 100}) {
+    Court one{.options = {.max_restarts = limit}};
+    Court other = one;
+    other.seed = 77;
+    for (int i = 0; i < 10; ++i) {
+      const Judgement a = one.Judge(Crash(5)), b = other.Judge(Crash(5));
+      EXPECT_EQ(a.restart, b.restart) << i;
+      EXPECT_EQ(a.exit_code, b.exit_code) << i;
+      EXPECT_EQ(a.reason, b.reason) << i;
+    }
+  }
 }
 
 }  // namespace

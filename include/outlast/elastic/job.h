@@ -60,7 +60,8 @@ enum class JobPhase : uint8_t { kForming, kRunning, kReforming, kStopping, kEndi
 // Not safe for concurrent use. Copyable: a test may fork a state and try two futures.
 class Job {
  public:
-  explicit Job(JobOptions options);
+  // `seed`: of the back-off (BackOffSeed).
+  explicit Job(JobOptions options, uint64_t seed = 0);
 
   // Consumes one event. Events of an incarnation that is not the slot's present one are dropped.
   // The keeper gives what a worker had sent (WorkerFinished, WorkerStopped) before its WorkerEnded.
@@ -174,6 +175,7 @@ class Job {
   }
 
   JobOptions options_;
+  uint64_t seed_;
   JobPhase phase_ = JobPhase::kForming;
   uint64_t generation_ = 0;
   uint64_t aborted_ = 0;  // the newest generation that was aborted

@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "absl/time/time.h"
+#include "outlast/base/id.h"
 #include "outlast/elastic/fault.h"
 #include "outlast/elastic/job_options.h"
 
@@ -55,11 +56,17 @@ struct Judgement {
 
 // `history` has `fault` already. In this order: a no-retry code or `max_restarts` 0: the worker's
 // own code; crashes used up, other classes used up, restarts of an hour used up: 83; the same root
-// again, or memory or disk used up again, while restarts remain: 82; else a restart, after 0, 1, 2,
-// 4 ... 60 s: the first one without progress is at once. There is no jitter: one job is one
-// coordinator, so nothing has to be spread.
+// again, or memory or disk used up again, while restarts remain: 82; else a restart, after BackOff.
+// Nothing but the delay depends on `seed`.
 Judgement JudgeFault(const FaultHistory& history, const FaultRecord& fault,
-                     const JobOptions& options, absl::Duration now);
+                     const JobOptions& options, absl::Duration now, uint64_t seed);
+
+// How long the spawn waits after so many restarts without progress: the first one is at once, then
+// 1, 2, 4 ... 60 s, of which between the half and all. Jobs that fell together, of a file system
+// that was away say, come back apart; a job whose coordinator was restarted decides as before.
+absl::Duration BackOff(int restarts_before, uint64_t seed);
+// The seed of a run.
+uint64_t BackOffSeed(const Id128& run_id);
 
 // What the places of the faults since progress say about the newest one. `history` has it already.
 enum class PlaceJudgement : uint8_t {
