@@ -150,19 +150,29 @@ bool Drain(int fd, Kept& kept) {
   return true;
 }
 
-// Follows the child's output until it has ended; true: the deadline came first.
-bool FollowUntil(int64_t deadline_ns, int output, int child, Kept& kept) {
-  pollfd watched[] = {{child, POLLIN, 0}, {output, POLLIN, 0}};
+// Follows the child's output until it has ended, or the deadline came (timed_out).
+void FollowUntil(int64_t deadline_ns, const ProgramCall& call, int output, int child, pid_t pid,
+                 Kept& kept, ProgramEnd& end) {
+  pollfd watched[] = {{child, POLLIN, 0}, {output, POLLIN, 0}, {call.stop_fd, POLLIN, 0}};
   while (true) {
     int wait_ms = -1;
     if (deadline_ns != 0) {
       const int64_t left = deadline_ns - MonotonicNanos();
-      if (left <= 0) return true;
+      if (left <= 0) {
+        end.timed_out = true;
+        return;
+      }
       wait_ms = static_cast<int>(std::min<int64_t>(left / 1'000'000 + 1, 60'000));
     }
-    if (poll(watched, 2, wait_ms) < 0) continue;  // EINTR
+    if (poll(watched, 3, wait_ms) < 0) continue;  // EINTR
     if (watched[1].revents != 0 && !Drain(output, kept)) watched[1].fd = -1;
-    if (watched[0].revents != 0) return false;
+    if (watched[0].revents != 0) return;
+    if (watched[2].revents == 0 || !call.stops()) continue;
+    end.stopped = true;
+    watched[2].fd = -1;
+    kill(pid, SIGTERM);
+    const int64_t last_ns = MonotonicNanos() + absl::ToInt64Nanoseconds(call.stop_grace);
+    deadline_ns = deadline_ns == 0 ? last_ns : std::min(deadline_ns, last_ns);
   }
 }
 
@@ -194,7 +204,7 @@ absl::StatusOr<ProgramEnd> RunProgram(const ProgramCall& call) {
   Kept kept{call.keep_output, {}};
   const bool watched = child.is_open();
   const int error = errno;
-  if (watched) end.timed_out = FollowUntil(deadline_ns, output.get(), child.get(), kept);
+  if (watched) FollowUntil(deadline_ns, call, output.get(), child.get(), pid, kept, end);
   // Before it is reaped: its group cannot be anybody else's yet.
   kill(-pid, SIGKILL);
   kill(pid, SIGKILL);  // the child itself, if it had no time for a group of its own

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstddef>
+#include <functional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -17,12 +18,18 @@ struct ProgramCall {
   std::vector<std::pair<std::string, std::string>> environment;  // besides our own
   absl::Duration deadline = absl::InfiniteDuration();
   size_t keep_output = 8 << 10;  // bytes: at least so much of its end is kept
+  // While this descriptor can be read, `stops` is asked, on the calling thread; once it says yes
+  // the program gets SIGTERM, and `stop_grace` to end by itself. Borrowed; -1: none.
+  int stop_fd = -1;
+  std::function<bool()> stops = [] { return true; };
+  absl::Duration stop_grace = absl::Seconds(5);
 };
 
 struct ProgramEnd {
   int code = 0;            // exit code; 127: it could not be started
   int signal = 0;          // that ended it; 0: none
   bool timed_out = false;  // it was killed at the deadline
+  bool stopped = false;    // it was told to end before its time
   std::string last_line;   // of its output and errors that is not blank; UTF-8, at most 1 KiB
   std::string output;      // the end of its output and errors, as it was written
 };

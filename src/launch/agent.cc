@@ -68,9 +68,9 @@ class Agent final : public WorkerHost {
   absl::Status SetUp();
   // SetUp went well.
   int Run();
-  // Why this node is not fit to join, if SetUp found it so; it joins nobody then.
-  const std::string& unfit() const { return unfit_; }
-  int EndUnfit();
+  // It has ended before it joined: it was stopped, or its node is unfit.
+  bool is_over() const { return end_.has_value(); }
+  int EndBeforeJoining();
 
   void Spawn(SpawnRequest request) override;
   void Kill(const KillWorker& kill) override;
@@ -147,7 +147,6 @@ class Agent final : public WorkerHost {
   std::set<std::string> template_notes_;  // that were said
   uint64_t generation_ = 0;               // the newest that was committed
   bool any_ran_ = false;
-  std::string unfit_;
   int stack_captures_ = 0;
   std::optional<std::pair<int, std::string>> end_;  // exit code and reason
   FinishJob finish_{0, ""};                         // as the job said it
@@ -167,7 +166,7 @@ absl::Status Agent::SetUp() {
   stacks_ = std::make_unique<StackTaker>(*loop_);
   OUTLAST_ASSIGN_OR_RETURN(ledger_, RunLedger::Open(*loop_, run_dir_.path(), options_, run_id_));
   if (options_.preflight) LookAtOwnNode();
-  if (!unfit_.empty()) return absl::OkStatus();
+  if (end_) return absl::OkStatus();
   OUTLAST_ASSIGN_OR_RETURN(std::unique_ptr<JobMachine> machine, MakeMachine());
   keeper_ = std::make_unique<Keeper>(
       *loop_, *this, KeeperOptions{options_.job, run_id_, run_dir_.path()}, std::move(machine));
@@ -200,22 +199,42 @@ absl::StatusOr<std::unique_ptr<JobMachine>> Agent::MakeMachine() {
   return nodes_->MakeMachine(ports_);
 }
 
-// Blocks for some seconds at most; a signal that comes meanwhile is served after.
+// Blocks for some seconds at most, unless a signal ends it.
 void Agent::LookAtOwnNode() {
-  const NodeLook look = LookAtNode(run_dir_.path(), options_.probes);
+  int stop_signal = 0;
+  const NodeLook look =
+      LookAtNode(run_dir_.path(), options_.probes, signals_.get(), [this, &stop_signal] {
+        signalfd_siginfo info{};
+        while (read(signals_.get(), &info, sizeof info) == static_cast<ssize_t>(sizeof info)) {
+          // There are no stacks to be written yet.
+          if (info.ssi_signo != SIGQUIT) stop_signal = static_cast<int>(info.ssi_signo);
+        }
+        return stop_signal != 0;
+      });
+  if (look.stopped) {
+    console_->Say(fmt::format("outlast: {}: stopping", NameOf(stop_signal)));
+    record_.StopAsked(stop_signal);
+    const JobOutcome outcome = stop_signal == SIGINT   ? JobOutcome::kInterrupted
+                               : stop_signal == SIGHUP ? JobOutcome::kHungUp
+                                                       : JobOutcome::kPreemptedUnsaved;
+    end_ = {ExitCodeOf(outcome),
+            fmt::format("stopped ({}) before this node had joined", NameOf(stop_signal))};
+    return;
+  }
   for (const std::string& warning : look.warnings) {
     const std::string line = fmt::format("preflight passes with a warning: {}", warning);
     console_->Say("outlast: " + line);
     record_.Noted(line);
   }
-  unfit_ = look.unfit;
+  if (!look.unfit.empty())
+    end_ = {ExitCodeOf(JobOutcome::kExcluded), fmt::format("preflight: {}", look.unfit)};
 }
 
-int Agent::EndUnfit() {
-  const int code = ExitCodeOf(JobOutcome::kExcluded);
-  const std::string reason = fmt::format("preflight: {}", unfit_);
+// Nothing runs yet.
+int Agent::EndBeforeJoining() {
+  const auto& [code, reason] = *end_;
   ledger_->Finished(code, reason);
-  guardian_.Finish(kFinishLimit).IgnoreError();  // nothing runs yet
+  guardian_.Finish(kFinishLimit).IgnoreError();
   if (const absl::Status written = record_.Finished(code, reason); !written.ok())
     console_->Say(fmt::format("outlast: the report was not written: {}", MessageOf(written)));
   console_->Say(fmt::format("outlast: exit code {}: {}", code, reason));
@@ -623,7 +642,7 @@ int RunAgent(const LaunchOptions& options, const Id128& run_id, Guardian& guardi
     PrintToStderr("outlast: the job could not be started: {}\n", MessageOf(started));
     return kExitRefused;
   }
-  return agent.unfit().empty() ? agent.Run() : agent.EndUnfit();
+  return agent.is_over() ? agent.EndBeforeJoining() : agent.Run();
 }
 
 }  // namespace outlast

@@ -174,7 +174,8 @@ NodeLook JudgeNode(std::string_view json, const ProgramEnd& end) {
   return look;
 }
 
-NodeLook LookAtNode(const std::string& folder, const std::vector<std::string>& probes) {
+NodeLook LookAtNode(const std::string& folder, const std::vector<std::string>& probes, int stop_fd,
+                    std::function<bool()> stops) {
   constexpr absl::Duration kBeginWithin = absl::Seconds(5);
   const PreflightOptions usual;
   const std::string found = folder + "/preflight.json";
@@ -187,8 +188,11 @@ NodeLook LookAtNode(const std::string& folder, const std::vector<std::string>& p
     call.command.insert(call.command.end(), {"--probe", probe});
   // The tool keeps to its own deadlines; and it may take a while to end what hangs.
   call.deadline = kBeginWithin + static_cast<int>(2 + probes.size()) * usual.limit;
+  call.stop_fd = stop_fd;
+  call.stops = std::move(stops);
   const auto end = RunProgram(call);
   if (!end.ok()) return {.unfit = "", .warnings = {std::string(MessageOf(end.status()))}};
+  if (end->stopped) return {.unfit = "", .warnings = {}, .stopped = true};
   std::ifstream file(found, std::ios::binary);
   std::stringstream json;
   json << file.rdbuf();

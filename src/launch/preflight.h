@@ -64,8 +64,13 @@ std::vector<ProbeFinding> RunPreflight(const PreflightOptions& options);
 struct NodeLook {
   std::string unfit;                  // why the node must not join; empty: it may
   std::vector<std::string> warnings;  // what says nothing about it, and passes
+  bool stopped = false;               // it was told to end before it knew
 };
-NodeLook LookAtNode(const std::string& folder, const std::vector<std::string>& probes);
+// While `stop_fd` can be read, `stops` is asked; once it says yes the look ends, and all that it
+// started.
+NodeLook LookAtNode(
+    const std::string& folder, const std::vector<std::string>& probes, int stop_fd = -1,
+    std::function<bool()> stops = [] { return true; });
 // Pure: what `json`, the tool's findings, and its end mean.
 NodeLook JudgeNode(std::string_view json, const ProgramEnd& end);
 // The path of this program.

@@ -1,5 +1,6 @@
 #include "base/child_program.h"
 
+#include <fcntl.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <signal.h>
@@ -8,6 +9,7 @@
 #include <cstdlib>
 
 #include "outlast/base/clock.h"
+#include "outlast/base/fd.h"
 
 namespace outlast {
 namespace {
@@ -91,6 +93,42 @@ TEST(RunProgram, WaitsForNoHelperThatLeftItsGroup) {
   const auto end = RunProgram(Shell("setsid sleep 5 & echo done")).value();
   EXPECT_EQ(end.last_line, "done");
   EXPECT_LT(MonotonicNanos() - started, 4'000'000'000);
+}
+
+TEST(RunProgram, TellsAProgramToEndWhenItIsStopped) {
+  int ends[2];
+  ASSERT_EQ(pipe2(ends, O_CLOEXEC | O_NONBLOCK), 0);
+  const UniqueFd stop(ends[0]), teller(ends[1]);
+  ASSERT_EQ(write(teller.get(), "12", 2), 2);
+  ProgramCall call =
+      Shell("trap 'echo told; exit 3' TERM; kill -0 $$; while true; do sleep 0.01; done");
+  int asked = 0;
+  call.stop_fd = stop.get();
+  call.stops = [&] {
+    // The first byte says nothing.
+    char byte = 0;
+    return read(stop.get(), &byte, 1) == 1 && ++asked == 2;
+  };
+  const auto end = RunProgram(call).value();
+  EXPECT_TRUE(end.stopped);
+  EXPECT_EQ(asked, 2);
+  EXPECT_FALSE(end.timed_out);
+  // It may not have come as far as its trap.
+  EXPECT_TRUE(end.signal == SIGTERM || end.code == 3) << end.last_line;
+}
+
+TEST(RunProgram, KillsAProgramThatIsStoppedAndDoesNotEnd) {
+  int ends[2];
+  ASSERT_EQ(pipe2(ends, O_CLOEXEC | O_NONBLOCK), 0);
+  const UniqueFd stop(ends[0]);
+  ProgramCall call = Shell("trap '' TERM; while true; do sleep 0.01; done");
+  call.stop_fd = stop.get();
+  call.stop_grace = absl::Milliseconds(50);
+  // Closed at both ends it can be read at once.
+  close(ends[1]);
+  const auto end = RunProgram(call).value();
+  EXPECT_TRUE(end.stopped);
+  EXPECT_NE(end.signal, 0);
 }
 
 TEST(RunProgram, EndsAProgramThatNeverStopsPrinting) {

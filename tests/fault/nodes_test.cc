@@ -763,6 +763,52 @@ TEST_F(Nodes, AProbeThatSaysNothingPassesWithAWarningAndTheNodeJoins) {
   EndsWith(1, 81);
 }
 
+// Within a few seconds, with the code of a stop, and nothing of the probe is left.
+TEST_F(Nodes, ASignalThatComesWhileTheNodeIsLookedAtEndsTheAgentAndTheProbe) {
+  const std::map<int, int> code_of = {{SIGTERM, 81}, {SIGUSR1, 81}, {SIGINT, 130}, {SIGHUP, 129}};
+  for (const auto& [signal, code] : code_of) {
+    fs::remove(Path("pid"));
+    const std::string probe = "setsid sh -c 'echo $$ >" + Path("pid.new") +
+                              "; exec sleep 600' & while [ ! -s " + Path("pid.new") +
+                              " ]; do sleep 0.01; done; mv " + Path("pid.new") + " " + Path("pid") +
+                              "; wait";
+    StartTrainer(1, "2", {"--preflight", "on", "--probe", probe});
+    ASSERT_TRUE(Comes([&](const std::vector<Round>&) { return fs::exists(Path("pid")); }, 60))
+        << Seen();
+    const pid_t helper = std::stoi(Read("pid"));
+
+    agents_.at(1)->Signal(SIGQUIT);  // asks for stacks, of which there are none yet
+    agents_.at(1)->Signal(signal);
+
+    EndsWith(1, code, 8);
+    EXPECT_FALSE(is_alive(helper));
+    EXPECT_THAT(agents_.at(1)->seen(), HasSubstr("before this node had joined"));
+    EXPECT_THAT(agents_.at(1)->seen(), Not(HasSubstr("leads job")));
+    EXPECT_EQ(Report(1)["exit_code"], code);
+  }
+}
+
+TEST_F(Nodes, ASignalThatComesWhileTooFewNodesAreHereEndsTheAgent) {
+  const std::map<int, int> code_of = {{SIGTERM, 81}, {SIGINT, 130}};
+  for (const auto& [signal, code] : code_of) {
+    StartTrainer(1, "3");
+    ASSERT_NE(agents_.at(1)->LineWith("waiting for nodes", Within(20)), "") << Seen();
+    agents_.at(1)->Signal(signal);
+    EndsWith(1, code, 8);
+  }
+}
+
+// One that leads nobody, and has found no coordinator yet.
+TEST_F(Nodes, ASignalThatComesBeforeThereIsACoordinatorEndsTheAgent) {
+  const std::map<int, int> code_of = {{SIGTERM, 81}, {SIGINT, 130}};
+  for (const auto& [signal, code] : code_of) {
+    StartTrainer(2, "2");
+    ASSERT_NE(agents_.at(2)->LineWith("no coordinator", Within(20)), "") << Seen();
+    agents_.at(2)->Signal(signal);
+    EndsWith(2, code, 8);
+  }
+}
+
 TEST_F(Nodes, TooFewNodesEndWithEightyFour) {
   StartTrainer(1, "2", {"--join-timeout", "1"});
   EndsWith(1, 84);
