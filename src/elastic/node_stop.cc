@@ -124,7 +124,7 @@ void NodeAgent::AnswerStop() {
 void NodeAgent::Hear(const control::Go& go) {
   if (!stopping_ || gave_up_ || went_ || go.step != stop_.step()) return;
   went_ = true;
-  if (any_joined_) persist_due_ = stop_due_;
+  if (any_joined_ && is_member()) persist_due_ = stop_due_;
   Emit(GoStop{go.step});
 }
 
@@ -186,7 +186,7 @@ void NodeAgent::EndAll(int exit_code, const std::string& reason, bool keep) {
 }
 
 void NodeAgent::Persist(const std::string& reason) {
-  if (!any_joined_ || durable_) return;
+  if (!any_joined_ || !is_member() || durable_) return;
   persist_due_ = stop_due_;
   Emit(PersistCommon{reason});
 }
@@ -195,8 +195,7 @@ void NodeAgent::FinishWhenAllEnded() {
   if (is_over_) return;
   const bool lives = std::any_of(slots_.begin(), slots_.end(), IsAlive);
   // It left, and the generation that it was in goes on without it.
-  if (leave_ && !stopping_ && !lives && committed_ > 0 && !is_preparing() &&
-      !commit_.map.Has(options_.node, options_.incarnation)) {
+  if (leave_ && !stopping_ && !lives && committed_ > 0 && !is_preparing() && !is_member()) {
     return Finish(ExitCodeOf(JobOutcome::kLeft), "left on request");
   }
   if (!stopping_) {

@@ -892,6 +892,33 @@ TEST(NodeAgent, ThatIsStoppedWhileItsCoordinatorIsAwayEndsWithinTheTimeOfAStop) 
   EXPECT_LE(post.now - asked, JobOptions().stop_within + absl::Seconds(1));
 }
 
+// It was cut off, say, and a spare has its ranks: what it holds is of no use to a save.
+TEST(NodeAgent, WhoseRanksWentToAnotherNodeWaitsForNoSaveInAStop) {
+  Post post;
+  post.Train();
+  const RankMap map{.runs = {{.node = "b", .incarnation = 2, .count = 1}}, .world = 1};
+  EXPECT_TRUE(Post::Holds<AbortGeneration>(post.Say(control::Commit{.generation = 2, .map = map})));
+  post.Give(WorkerEnded{0, 1, {.signal = SIGTERM, .by_us = true}});
+
+  const control::Stop stop{
+      .how = control::StopHow::kAtStep, .step = 9, .signal = SIGINT, .within = absl::Seconds(25)};
+  post.Say(stop);
+  post.Say(control::Go{9});
+  post.Say(control::Done{130, "stopped"});
+  ASSERT_TRUE(post.over);
+  EXPECT_EQ(post.over->exit_code, 130);
+
+  Post given_up;
+  given_up.Train();
+  given_up.Say(control::Commit{.generation = 2, .map = map});
+  given_up.Give(WorkerEnded{0, 1, {.signal = SIGTERM, .by_us = true}});
+  control::Stop at_once = stop;
+  at_once.how = control::StopHow::kAtOnce;
+  EXPECT_FALSE(Post::Holds<PersistCommon>(given_up.Say(at_once)));
+  given_up.Say(control::Done{81, "stopped"});
+  EXPECT_TRUE(given_up.over);
+}
+
 TEST(NodeAgent, OfARunThatWasBegunAnewSavesAndEndsWithEightyFour) {
   Post post;
   post.Train();

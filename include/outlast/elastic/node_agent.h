@@ -211,6 +211,8 @@ class NodeAgent {
   static bool IsPlain(const Slot& slot) { return slot.plain && !slot.joined; }
   absl::Duration patience(const Slot& slot) const;
   bool is_preparing() const { return target_ > committed_; }
+  // It holds ranks of the newest generation. A former member has nothing that a save wants.
+  bool is_member() const { return commit_.map.Has(options_.node, options_.incarnation); }
 
   // Stops and ends (node_stop.cc).
   void On(const StopAsked& event);
