@@ -94,8 +94,9 @@ class FieldReader {
   void Get(std::vector<Element>& list) {
     const uint32_t count = GetCount();
     if (!Has(count)) return;  // an element has a byte at least
-    list.resize(count);
-    for (Element& element : list) Get(element);
+    // As they come: a count that is too large takes no more memory than the bytes that are there.
+    list.clear();
+    for (uint32_t i = 0; i < count && ok_; ++i) Get(list.emplace_back());
   }
   template <size_t kSize>
   void Get(std::array<std::byte, kSize>& block) {

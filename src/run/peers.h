@@ -1,6 +1,6 @@
 // What the agents of one generation tell each other: the agent of rank 0, the *lead*, and each
-// other one, a *follower*, over one connection a pair. It carries keys of Put and Get, and what the
-// ranks' parts of a checkpoint need to become one.
+// other one, a *follower*, over one connection a pair. It carries keys of Put and Get, what the
+// ranks' parts of a checkpoint need to become one, and what tells who hangs.
 #pragma once
 
 #include <cstdint>
@@ -53,5 +53,6 @@ class Peers {
 
 inline constexpr uint16_t kPeerKeys = 1;   // the keeper's: Put and Get
 inline constexpr uint16_t kPeerSaves = 2;  // the save service's
+inline constexpr uint16_t kPeerWatch = 3;  // the watch's
 
 }  // namespace outlast

@@ -11,7 +11,9 @@
 namespace outlast {
 
 Monitor::Monitor(Keeper& keeper, WorkerHost& host, MonitorListener listener)
-    : keeper_(keeper), host_(host), listener_(std::move(listener)) {}
+    : keeper_(keeper), host_(host), listener_(std::move(listener)) {
+  ListenToPeers();
+}
 
 // --- What the keeper tells ---
 
@@ -47,6 +49,7 @@ void Monitor::Begin(const WatchdogOptions& options) {
 void Monitor::OnCommit(const CommitGeneration& commit) {
   commit_ = commit;
   ended_.assign(static_cast<size_t>(keeper_.slots()), 0);
+  ArmJoint();
   if (state_ != nullptr) ArmFor(commit);
 }
 
@@ -69,6 +72,8 @@ void Monitor::ArmFor(const CommitGeneration& commit) {
 void Monitor::OnAbort(uint64_t generation) {
   if (!commit_ || commit_->generation > generation) return;
   commit_.reset();
+  joint_.Disarm();
+  told_.reset();
   if (state_ != nullptr) state_->Disarm();
 }
 
@@ -149,6 +154,7 @@ void Monitor::PollNow() {
   }
   frozen_ = result.frozen;
   if (result.recovered && listener_.on_recovered) listener_.on_recovered(*result.recovered);
+  if (result.judged.needs_others) TellStall();
   if (result.finding) OnFinding(*result.finding, absl::Nanoseconds(MonotonicNanos() - started_ns));
 }
 
@@ -165,9 +171,9 @@ std::vector<int> Monitor::SlotsForStacks(const Verdict& verdict) const {
   std::vector<int> slots;
   const auto add = [&](int slot) {
     const bool is_new = std::find(slots.begin(), slots.end(), slot) == slots.end();
-    if (is_new && keeper_.is_joined(slot)) slots.push_back(slot);
+    if (slot >= 0 && is_new && keeper_.is_joined(slot)) slots.push_back(slot);
   };
-  for (const Culprit& culprit : verdict.culprits) add(culprit.slot);
+  for (const Culprit& culprit : verdict.culprits) add(SlotOf(culprit.rank));
   const size_t roots = slots.size();
   for (const int rank : verdict.waiting) {
     if (slots.size() < roots + 2) add(SlotOf(rank));
@@ -176,7 +182,7 @@ std::vector<int> Monitor::SlotsForStacks(const Verdict& verdict) const {
 }
 
 // Evidence first, then stacks, and only then does anything happen to a process.
-void Monitor::OnFinding(const Verdict& verdict, absl::Duration took) {
+void Monitor::OnFinding(const Verdict& verdict, absl::Duration took, std::vector<RankLook> then) {
   ++findings_;
   const std::vector<int> slots = SlotsForStacks(verdict);
   const std::string& run_dir = keeper_.options().run_dir;
@@ -194,9 +200,12 @@ void Monitor::OnFinding(const Verdict& verdict, absl::Duration took) {
   const std::string reason =
       fmt::format("{}: {}", VerdictClassName(verdict.verdict_class), verdict.reason);
   if (slots.empty()) return Act(verdict);
-  std::vector<RankLook> then;
-  for (const Culprit& culprit : verdict.culprits)
-    then.push_back(LookAt(culprit.rank, culprit.slot, MonotonicNanos()));
+  for (const Culprit& culprit : verdict.culprits) {
+    const int slot = SlotOf(culprit.rank);
+    const auto is_known = [&](const RankLook& look) { return look.rank == culprit.rank; };
+    if (slot >= 0 && std::none_of(then.begin(), then.end(), is_known))
+      then.push_back(LookAt(culprit.rank, slot, MonotonicNanos()));
+  }
   is_capturing_ = true;
   host_.CaptureStacks({slots, reason}, [this, verdict, then = std::move(then),
                                         alive = std::weak_ptr<const bool>(alive_)] {
@@ -211,7 +220,9 @@ void Monitor::OnFinding(const Verdict& verdict, absl::Duration took) {
 bool Monitor::StillHolds(const Verdict& verdict, const std::vector<RankLook>& then) {
   if (!commit_ || commit_->generation != verdict.generation) return false;
   for (const RankLook& earlier : then) {
-    const RankLook now = LookAt(earlier.rank, earlier.slot, MonotonicNanos());
+    const int slot = SlotOf(earlier.rank);
+    if (slot < 0) return false;
+    const RankLook now = LookAt(earlier.rank, slot, MonotonicNanos());
     if (earlier.process == ProcessState::kStopped && now.process == ProcessState::kRunning)
       return false;
     if (now.MovedSince(earlier)) return false;
@@ -231,12 +242,14 @@ void Monitor::Act(const Verdict& verdict) {
     given.phase = static_cast<uint32_t>(verdict.culprits.front().phase);
   }
   // Each stopped rank has to be killed; of other verdicts the first culprit ends the generation for
-  // all. Where nobody is to blame the generation ends by one of those that wait.
+  // all. Where nobody is to blame the generation ends by one of those that wait. What other nodes
+  // hold is theirs to do.
   std::vector<int> slots;
-  for (const Culprit& culprit : verdict.culprits) slots.push_back(culprit.slot);
+  for (const Culprit& culprit : verdict.culprits) slots.push_back(SlotOf(culprit.rank));
   if (slots.empty()) slots.push_back(SlotOf(verdict.waiting.front()));
   if (!given.stopped) slots.resize(1);
   for (const int slot : slots) {
+    if (slot < 0) continue;
     given.culprit = slot;
     keeper_.Dispatch(given);
   }

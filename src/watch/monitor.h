@@ -3,6 +3,10 @@
 //
 //   kWatch ──> poll ──> finding ──> RUN_DIR/boxes ──> stacks ──> VerdictGiven
 //                ^───── recovered, next generation ────┘
+//
+// Of several nodes each judges its own ranks. Where these may wait for others the agents put their
+// looks together (joint_look.h), and each does about a finding what concerns its own ranks: the one
+// that holds the first culprit ends the generation.
 #pragma once
 
 #include <cstdint>
@@ -14,7 +18,9 @@
 
 #include "absl/time/time.h"
 #include "run/keeper.h"
+#include "watch/joint_look.h"
 #include "watch/look_reader.h"
+#include "watch/look_wire.h"
 #include "watch/monitor_state.h"
 
 namespace outlast {
@@ -52,12 +58,28 @@ class Monitor final : public KeeperExtension {
   void PollNow();
   LookReader* ReaderOf(int slot);
   RankLook LookAt(int rank, int slot, int64_t now_ns);
-  void OnFinding(const Verdict& verdict, absl::Duration took);
-  // Of a rank that this node holds.
+  // `then`: the looks at ranks here by which it was judged; of culprits without one, those of now.
+  void OnFinding(const Verdict& verdict, absl::Duration took, std::vector<RankLook> then = {});
+  // -1: this node does not hold it.
   int SlotOf(int rank) const;
   std::vector<int> SlotsForStacks(const Verdict& verdict) const;
   bool StillHolds(const Verdict& verdict, const std::vector<RankLook>& then);
   void Act(const Verdict& verdict);
+
+  // Several nodes (monitor_nodes.cc).
+  void ListenToPeers();
+  bool is_lead() const;
+  void ArmJoint();
+  void TellStall();
+  void StepJoint();
+  void Hear(const std::string& node, const std::string& bytes);
+  void Hear(const std::string& node, const StallTold& told);
+  void Hear(const std::string& node, const LookAsked& asked);
+  void Hear(const std::string& node, LooksTold told);
+  void Hear(const std::string& node, const VerdictFound& found);
+  void Tell(const std::string& node, const WatchMessage& message);
+  std::optional<LooksTold> LooksHere(const LookAsked& asked);
+  void FindJointly(const VerdictFound& found);
 
   Keeper& keeper_;
   WorkerHost& host_;
@@ -74,6 +96,8 @@ class Monitor final : public KeeperExtension {
   int findings_ = 0;
   bool is_capturing_ = false;  // our own tracer is attached: no polls
   FreezeReason frozen_ = FreezeReason::kNone;
+  JointLook joint_;                // the lead's
+  std::optional<LooksTold> told_;  // the newest looks that this node told
   std::shared_ptr<const bool> alive_ =
       std::make_shared<bool>(true);  // timers and stacks may come after we are gone
 };

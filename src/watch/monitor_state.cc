@@ -319,20 +319,30 @@ bool MonitorState::HasRecovered(const Round& round) const {
   return false;
 }
 
+// The same thing goes on: ages and evidence lines grow, class and culprits stay.
+bool MonitorState::IsReported(const Verdict& verdict) const {
+  return reported_ && reported_->verdict_class == verdict.verdict_class &&
+         reported_->waiting == verdict.waiting &&
+         std::equal(reported_->culprits.begin(), reported_->culprits.end(),
+                    verdict.culprits.begin(), verdict.culprits.end(),
+                    [](const Culprit& a, const Culprit& b) {
+                      return a.rank == b.rank && a.section == b.section;
+                    });
+}
+
+bool MonitorState::Adopt(const Verdict& verdict, std::vector<RankLook> looks) {
+  if (!armed_ || verdict.generation != generation_ || IsReported(verdict)) return false;
+  reported_ = verdict;
+  reported_looks_ = std::move(looks);
+  return true;
+}
+
 void MonitorState::Report(Verdict verdict, PollResult* result) {
   const Round& last = rounds_.back();
   if (reported_ && HasRecovered(last)) result->recovered = std::exchange(reported_, std::nullopt);
   result->judged = verdict;
   if (!verdict.is_finding()) return;
-  // The same thing goes on; ages and evidence lines grow, class and culprits stay.
-  if (reported_ && reported_->verdict_class == verdict.verdict_class &&
-      reported_->waiting == verdict.waiting &&
-      std::equal(reported_->culprits.begin(), reported_->culprits.end(), verdict.culprits.begin(),
-                 verdict.culprits.end(), [](const Culprit& a, const Culprit& b) {
-                   return a.rank == b.rank && a.section == b.section;
-                 })) {
-    return;
-  }
+  if (IsReported(verdict)) return;
   reported_ = verdict;
   reported_looks_ = last.looks;
   result->finding = std::move(verdict);

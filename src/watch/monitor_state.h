@@ -70,6 +70,9 @@ class MonitorState {
   uint64_t generation() const { return generation_; }
 
   PollResult Poll(PollInput input);
+  // A finding over the ranks of all nodes, of this generation, is as one of Poll's from now on;
+  // `looks`: the ranks here as it was judged. False: it was reported already.
+  bool Adopt(const Verdict& verdict, std::vector<RankLook> looks);
 
   // Looks of old incarnations and generations that were not listened to.
   int64_t ignored_looks() const { return ignored_looks_; }
@@ -112,6 +115,7 @@ class MonitorState {
   Pace PaceOf(const RankLook& look, const Track& track, int64_t now_ns) const;
   Verdict JudgeNow();
   const Round* FirstRound(const Round& last) const;
+  bool IsReported(const Verdict& verdict) const;
   void Report(Verdict verdict, PollResult* result);
   bool HasRecovered(const Round& round) const;
   Track& TrackOf(int rank);

@@ -318,8 +318,10 @@ class Judge {
     if (SayRoots(roots)) return;
     if (SayOverLimit(waits)) return;
     if (roots.empty() && SayAllJoined()) return;
-    if (roots.empty() && waits_elsewhere)
+    if (roots.empty() && waits_elsewhere) {
+      verdict_.needs_others = true;
       return SayNone("who waits here may wait for ranks of other nodes");
+    }
     if (verdict_.reason.empty()) SayNone("what is past its deadline moved between the looks");
   }
 

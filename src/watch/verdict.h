@@ -17,7 +17,7 @@
 //
 // A node of several sees its own ranks only. Who waits in an operation that ranks of other nodes
 // belong to may wait for those: it is not blamed, and where nobody else is there is no verdict
-// here.
+// here. The looks of all nodes together tell more (joint_look.h).
 #pragma once
 
 #include <cstdint>
@@ -148,6 +148,8 @@ struct Verdict {
   std::vector<std::string> evidence;
   std::string reason;     // one line
   int ignored_looks = 0;  // of old incarnations and generations
+  // None, since who is past its limit may wait for ranks of other nodes: their looks would tell.
+  bool needs_others = false;
 
   // Something for people or the ladder to do.
   bool is_finding() const {

@@ -10,12 +10,15 @@
 //   read                a read that blocks in the data phase; an abort's callback ends it
 //   stuck               the same, and nothing ends it
 //   slow                the data phase takes TAKES seconds
+//   idle                the same in a section in which nothing is pending: no fault by itself
+//   swap                two all-reduces of this step in the other order than all other ranks
 //   section             a section "evaluate" with a limit of LIMIT that takes TAKES seconds
 //   save                the same, a checkpoint's
 //   die                 killed inside a section "export" with a limit of LIMIT seconds
 #include <fcntl.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <array>
 #include <atomic>
 #include <charconv>
@@ -102,6 +105,11 @@ class Mischief {
 
   // The deed of this name that is due now, marked as done.
   const Deed* Take(std::string_view what, int64_t step) { return TakeOf(what, rank_, step, ""); }
+  // Whether any rank does it in this step.
+  bool Concerns(std::string_view what, int64_t step) const {
+    return std::any_of(options_.deeds.begin(), options_.deeds.end(),
+                       [&](const Deed& deed) { return deed.what == what && deed.step == step; });
+  }
   // Whether a peer is about to be stopped inside this step's all-reduce, and waits for this rank.
   bool HasToBeLate(int64_t step) {
     for (const Deed& deed : options_.deeds) {
@@ -174,6 +182,11 @@ absl::Status Data(const outlast::Generation& generation, Mischief& mischief,
   return generation.Check();
 }
 
+void Idle(outlast::Run& run, const BlockedRead& until) {
+  const auto section = run.Section("idle", {.phase = Phase::kIdle});
+  until.Read();
+}
+
 void Sections(outlast::Run& run, Mischief& mischief, int64_t step) {
   if (const Deed* deed = mischief.Take("section", step)) {
     const auto section =
@@ -217,6 +230,13 @@ absl::Status Train(const Options& options) {
     generation.OnAbort([loader] { loader->Release(); });
     OUTLAST_ASSIGN_OR_RETURN(
         auto group, outlast::Group::Make(generation, *run, "sum", sum.size() * sizeof(float)));
+    std::optional<outlast::Group> other;
+    std::vector<float> ones(4, 1);
+    if (std::any_of(options.deeds.begin(), options.deeds.end(),
+                    [](const Deed& deed) { return deed.what == "swap"; })) {
+      OUTLAST_ASSIGN_OR_RETURN(auto made, outlast::Group::Make(generation, *run, "other", 64));
+      other.emplace(std::move(made));
+    }
     outlast::StateView view;
     const outlast::Shape shape({static_cast<int64_t>(state.size())});
     view.regions.push_back(
@@ -229,6 +249,7 @@ absl::Status Train(const Options& options) {
       scope.Enter(Phase::kData);
       OUTLAST_RETURN_IF_ERROR(Data(generation, mischief, *loader, step));
       Sections(*run, mischief, step);
+      if (mischief.Take("idle", step) != nullptr) Idle(*run, *loader);
       scope.Enter(Phase::kForward);
       SleepFor(0.003);
       scope.Enter(Phase::kBackward);
@@ -239,7 +260,11 @@ absl::Status Train(const Options& options) {
       scope.Enter(Phase::kCommWait);
       if (mischief.Take("reduce", step) != nullptr) mischief.StopSoon();
       mischief.EntersReduce();
+      const bool has_two = mischief.Concerns("swap", step);
+      const bool swaps = has_two && mischief.Take("swap", step) != nullptr;
+      if (has_two && !swaps) OUTLAST_RETURN_IF_ERROR(other->AllReduceSum(ones));
       OUTLAST_RETURN_IF_ERROR(group.AllReduceSum(sum));
+      if (swaps) OUTLAST_RETURN_IF_ERROR(other->AllReduceSum(ones));
       scope.Enter(Phase::kCheckpointSnapshot);
       OUTLAST_RETURN_IF_ERROR(checkpoints->BeforeUpdate());
       scope.Enter(Phase::kOptimizer);

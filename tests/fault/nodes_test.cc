@@ -583,6 +583,63 @@ TEST_F(Nodes, AllRanksOfANodeThatAreStoppedAreReplacedAndNobodyElseIsBlamed) {
             (kFirst + 1) * TimeFactor());
 }
 
+// What no node sees by itself. Two nodes of `slots` ranks each.
+class NodesThatHang : public Nodes {
+ protected:
+  void Train(int slots, const std::string& deed) {
+    const std::vector<std::string> trainer = {BuildFolder() / "tests" / "outlast_hang_trainer",
+                                              "--folder",
+                                              folder_,
+                                              "--steps",
+                                              "60",
+                                              "--floor",
+                                              std::to_string(1.0 * TimeFactor()),
+                                              "--first",
+                                              std::to_string(2.0 * TimeFactor()),
+                                              "--do",
+                                              deed};
+    for (const int k : {1, 2}) Start(k, "2", {"-n", std::to_string(slots)}, trainer);
+    for (const int k : {1, 2}) EndsWith(k, 0, 60);
+    int64_t sum = 0;
+    for (int64_t step = 0; step < 60; ++step) sum += slots * (2 * slots + 1) * (step % 7);
+    EXPECT_EQ(Read("result"), std::to_string(sum) + " " + std::to_string(sum));
+  }
+  // Of the one fault that node n<k> has reported.
+  void ExpectFault(int k, int rank, const std::string& found_by) {
+    const nlohmann::json faults = Report(k)["faults"];
+    ASSERT_EQ(faults.size(), 1u) << faults << Seen();
+    EXPECT_EQ(faults[0]["rank"], rank) << faults;
+    EXPECT_EQ(faults[0]["found_by"], "watchdog: " + found_by) << faults;
+  }
+  nlohmann::json Verdict(int k, const std::string& name) const {
+    return nlohmann::json::parse(
+        Read("runs/latest-n" + std::to_string(k) + "/boxes/g1-1-" + name + "/verdict.json"),
+        nullptr, false);
+  }
+};
+
+// Rank 1 idles, which is no fault on its node; rank 0 waits in an all-reduce on the other.
+TEST_F(NodesThatHang, ARankThatAnotherNodeWaitsForIsNamed) {
+  Train(1, "idle:1:30");
+  ExpectFault(2, 1, "stuck_outside_comm");
+  EXPECT_TRUE(Report(1)["faults"].empty()) << Report(1)["faults"];
+  const nlohmann::json verdict = Verdict(2, "stuck_outside_comm");
+  EXPECT_EQ(verdict["culprits"][0]["section"], "idle") << verdict;
+  EXPECT_EQ(verdict["culprits"][0]["step"], 30) << verdict;
+  EXPECT_EQ(verdict["waiting"], nlohmann::json({0})) << verdict;
+  EXPECT_EQ(Verdict(1, "stuck_outside_comm")["culprits"], verdict["culprits"]) << "both know";
+}
+
+// Rank 3 enters two all-reduces in the other order than ranks 0, 1 and 2.
+TEST_F(NodesThatHang, OppositeOrdersOnTwoNodesAreACycle) {
+  Train(2, "swap:3:30");
+  ExpectFault(1, 0, "collective_order_deadlock");
+  EXPECT_TRUE(Report(2)["faults"].empty()) << Report(2)["faults"];
+  EXPECT_EQ(Verdict(1, "collective_order_deadlock")["cycle"], nlohmann::json({0, 3}));
+}
+
+// --- Reports ---
+
 TEST_F(NodesThatSave, AReportIsAboutOneNode) {
   StartToys({1, 2}, 30);
   for (const int k : {1, 2}) EndsWith(k, 0, 60);
