@@ -19,6 +19,7 @@
 #include "tests/fault/launched.h"
 #include "tests/support/node_log.h"
 #include "tests/support/piped_process.h"
+#include "tests/support/tcp_relay.h"
 #include "tests/support/temp_folder.h"
 
 namespace outlast::testing {
@@ -636,6 +637,95 @@ TEST_F(NodesThatHang, OppositeOrdersOnTwoNodesAreACycle) {
   ExpectFault(1, 0, "collective_order_deadlock");
   EXPECT_TRUE(Report(2)["faults"].empty()) << Report(2)["faults"];
   EXPECT_EQ(Verdict(1, "collective_order_deadlock")["cycle"], nlohmann::json({0, 3}));
+}
+
+// --- Cuts ---
+
+// Node n<k>'s stream to a coordinator of its own goes through a relay.
+class NodesThatAreCutOff : public NodesThatSave {
+ protected:
+  using Way = TcpRelay::Way;
+  // Whoever cut its stream knows that it is down.
+  void CutUntilItIsKnown(int k, Way way) {
+    relay_->Cut(way);
+    ASSERT_NE(agents_.at(k)->LineWith("no coordinator", Within(20)), "") << Seen();
+  }
+  void HealUntilItIsBack(int k) {
+    relay_->Heal();
+    ASSERT_NE(agents_.at(k)->LineWith("the coordinator is there", Within(20)), "") << Seen();
+  }
+  void MakeRelay() { relay_ = std::make_unique<TcpRelay>("127.0.0.9", coordinator_); }
+
+  std::unique_ptr<TcpRelay> relay_;
+};
+
+TEST_F(NodesThatAreCutOff, ACutThatIsHealedInTimeCostsNobodyAStep) {
+  StartCoordinator("2");
+  MakeRelay();
+  StartTrainer(1, "2");
+  StartTrainer(2, "2", {"--coordinator", relay_->address()});
+  ASSERT_TRUE(AllTrain(4)) << Seen();
+  const std::map<int, pid_t> before = Pids();
+
+  // Before anybody knows of it, and after the stream was given up.
+  for (const Way way : {Way::kTowards, Way::kBack, Way::kBoth}) {
+    relay_->Cut(way);
+    ASSERT_TRUE(AllTrain(4, 1, Rounds().back().round + 60)) << Seen();
+    relay_->Heal();
+  }
+  for (const Way way : {Way::kTowards, Way::kBack}) {
+    CutUntilItIsKnown(2, way);
+    const int64_t then = Rounds().back().round;
+    ASSERT_TRUE(AllTrain(4, 1, then + 40)) << "without a coordinator" << Seen();
+    HealUntilItIsBack(2);
+  }
+
+  EndTraining();
+  for (const int k : {1, 2}) EndsWith(k, 0);
+  EXPECT_EQ(Pids(), before);
+  EXPECT_EQ(Rounds().back().generation, 1u);
+  for (const int k : {1, 2}) EXPECT_TRUE(Report(k)["faults"].empty()) << Report(k)["faults"];
+}
+
+// The node of rank 0, which commits the checkpoints, is cut off for longer than its grace: the
+// spare takes its ranks, and when it is back it does nothing with what it held.
+TEST_F(NodesThatAreCutOff, ACutThatIsHealedTooLateSplitsNothing) {
+  StartCoordinator("2");
+  MakeRelay();
+  Start(1, "2", {"--coordinator", relay_->address()}, Toy(1'000'000));
+  StartToys({2}, 1'000'000);
+  ASSERT_TRUE(HasLine("log", "\n1 15 3 ")) << Seen();
+  StartToys({3}, 1'000'000);
+  const std::string rank_2 = PidOf(Read("runs/latest-n2/events.jsonl"), 2);
+
+  CutUntilItIsKnown(1, Way::kBoth);
+  ASSERT_TRUE(HasLine("log.restores", "\n2 ", 60)) << Seen();
+  ASSERT_TRUE(HasLine("log", "\n2 ", 60)) << Seen();
+  HealUntilItIsBack(1);
+
+  EXPECT_EQ(PidOf(Read("runs/latest-n2/events.jsonl"), 2), rank_2) << "survivors are not restarted";
+  const pid_t former = std::stoi(PidOf(Read("runs/latest-n1/events.jsonl"), 0));
+  EXPECT_EQ(CountAliveAfter({former}, absl::Seconds(20)), 0) << "two that hold rank 0: " << Seen();
+  agents_.at(2)->Signal(SIGINT);
+  // Not after --stop-within, 25 s: it has nothing to save.
+  for (const int k : {1, 2, 3}) EndsWith(k, 130, 15);
+
+  // One checkpoint a step, each the child of one before it: nobody committed beside the new holder.
+  std::map<std::string, nlohmann::json> manifests;
+  std::map<int, int> of_step;
+  for (const auto& entry : fs::directory_iterator(Path("root"))) {
+    const std::string name = entry.path().filename();
+    std::ifstream file(entry.path() / "MANIFEST.json");
+    if (!name.starts_with("step-") || !file) continue;
+    manifests[name] = nlohmann::json::parse(file, nullptr, false);
+    EXPECT_EQ(++of_step[manifests[name].value("step", -1)], 1) << name;
+  }
+  ASSERT_FALSE(manifests.empty()) << Seen();
+  std::map<std::string, int> children;
+  for (const auto& [name, manifest] : manifests) {
+    if (manifest["parent"].is_string()) ++children[manifest["parent"].get<std::string>()];
+  }
+  for (const auto& [parent, count] : children) EXPECT_EQ(count, 1) << parent;
 }
 
 // --- Reports ---
