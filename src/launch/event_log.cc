@@ -64,6 +64,7 @@ void OnStart(const ordered_json& event, JobStatus& status) {
   status.started_at = Text(event, "at");
   status.world = Read<int>(event, "world").value_or(0);
   status.budget = Read<int>(event, "max_restarts").value_or(0);
+  status.budget_is_known = status.node.empty();
   status.agent_pid = Read<int>(event, "pid").value_or(0);
   status.agent_start_ticks = Read<uint64_t>(event, "start_ticks").value_or(0);
   const ordered_json* command = Find(event, "command");
@@ -113,6 +114,7 @@ void ReadBudget(const std::string& text, JobStatus& status) {
   if (of == std::string::npos) return;
   std::from_chars(text.data(), text.data() + of, status.budget_used);
   std::from_chars(text.data() + of + 4, text.data() + text.size(), status.budget);
+  status.budget_is_known = true;
 }
 
 void OnFault(const ordered_json& event, JobStatus& status) {

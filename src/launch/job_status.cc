@@ -158,7 +158,9 @@ void ReadParts(const Reader& from, JobStatus& status) {
     Reader(*agent).To("pid", status.agent_pid);
     Reader(*agent).To("state", status.agent_state);
   }
-  if (const ordered_json* budget = from.Object("budget")) {
+  const ordered_json* budget = from.Object("budget");
+  status.budget_is_known = budget != nullptr;
+  if (budget != nullptr) {
     Reader(*budget).To("used", status.budget_used);
     Reader(*budget).To("of", status.budget);
   }
@@ -210,7 +212,9 @@ std::string StatusJson(const JobStatus& status) {
   for (const RankStatus& rank : status.ranks) json["ranks"].push_back(Describe(rank));
   json["faults"] = status.faults;
   json["last_fault"] = Describe(status.last_fault);
-  json["budget"] = {{"used", status.budget_used}, {"of", status.budget}};
+  json["budget"] = nullptr;
+  if (status.budget_is_known)
+    json["budget"] = {{"used", status.budget_used}, {"of", status.budget}};
   json["saves"] = {{"durable", status.saves},
                    {"failed", status.failed_saves},
                    {"last_error", OrNull(status.save_error)}};

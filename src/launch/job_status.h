@@ -5,7 +5,8 @@
 //   started_at, seconds, generation, world, workers_started,
 //   ranks [{rank, slot, node, pid, state, step, phase, section, age_seconds, limit_seconds,
 //           limit_source, end}]            those of this agent alone
-//   faults, last_fault {class, rank, node, generation, detail, at} or null, budget {used, of},
+//   faults, last_fault {class, rank, node, generation, detail, at} or null, budget {used, of}
+//   or null (of several nodes the coordinator counts, and tells the leading agent of each fault),
 //   saves {durable, failed, last_error}, checkpoint {step, name, bytes, seconds, at} or null,
 //   verdict, stop_signals [numbers], exit_code, reason, metrics, mfu,
 //   goodput {ratio, wall_seconds, states {name: seconds}} or null
@@ -95,6 +96,8 @@ struct JobStatus {
   std::optional<FaultStatus> last_fault;
   int budget_used = 0;  // restarts since the last committed step
   int budget = 0;
+  // Of several nodes the coordinator counts, and tells the leading agent of each fault.
+  bool budget_is_known = true;
   int saves = 0, failed_saves = 0;
   uint64_t saved_bytes = 0;
   std::string save_error;                      // of the last save, if it failed

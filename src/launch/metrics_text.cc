@@ -150,8 +150,10 @@ void AddFaults(const JobStatus& status, Page& page) {
   }
   page.Family("outlast_workers_started", "counter", "", "Worker processes that were started.");
   page.Sample(status.workers_started);
-  page.Family("outlast_restarts_used", "gauge", "", "Restarts since the last committed step.");
-  page.Sample(std::min(status.budget_used, status.budget));
+  if (status.budget_is_known) {
+    page.Family("outlast_restarts_used", "gauge", "", "Restarts since the last committed step.");
+    page.Sample(std::min(status.budget_used, status.budget));
+  }
   page.Family("outlast_restarts_allowed", "gauge", "", "The budget of restarts.");
   page.Sample(status.budget);
 }

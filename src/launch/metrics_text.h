@@ -15,7 +15,8 @@
 //   outlast_tokens_total, outlast_samples_total, outlast_model_flops_total     of all ranks here
 //   outlast_mfu_ratio                          of the last 64 steps; absent while it is unknown
 //   outlast_faults_total{class}                outlast_workers_started_total
-//   outlast_restarts_used, outlast_restarts_allowed            since the last committed step
+//   outlast_restarts_used, outlast_restarts_allowed            since the last committed step; of
+//       several nodes the first one is absent but on the leading node, once a fault was charged
 //   outlast_saves_total{result}                durable, failed
 //   outlast_saved_bytes_total
 //   outlast_checkpoint_step, outlast_checkpoint_timestamp_seconds    absent before the first one

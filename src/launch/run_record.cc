@@ -243,7 +243,9 @@ absl::Status RunRecord::Finished(int exit_code, const std::string& reason) {
   report["stop_signals"] = stop_signals_;
   if (options_.nodes) report["peer_copies"] = {{"count", copies_}, {"bytes", copied_bytes_}};
   report["root"] = nullptr;  // the fault that ended the job; null where none did
-  report["budget"] = fmt::format("0 of {}", options_.job.max_restarts);
+  // Of several nodes the coordinator counts, and tells the leading agent.
+  report["budget"] = nullptr;
+  if (!options_.nodes) report["budget"] = fmt::format("0 of {}", options_.job.max_restarts);
   report["faults"] = ordered_json::array();
   for (const Fault& fault : faults_) {
     ordered_json json = Describe(fault.record, fault.last_lines);
@@ -257,6 +259,7 @@ absl::Status RunRecord::Finished(int exit_code, const std::string& reason) {
   for (const Fault& fault : job_faults_) {
     ordered_json json = Describe(fault.record, "");
     json["at"] = Utc(fault.at);
+    if (!fault.record.fault.victim) report["budget"] = json["budget"];
     report["job_faults"].push_back(json);
   }
   report["victims"] = ordered_json::array();  // those who ended after the last fault that counts

@@ -90,10 +90,13 @@ std::string AgentText(const JobStatus& status) {
 std::string FaultText(const JobStatus& status, absl::Time now) {
   if (!status.last_fault) return "none";
   const FaultStatus& fault = *status.last_fault;
-  std::string text =
-      fmt::format("{}; {} of {} restarts used; last: {} ({}) in generation {}", status.faults,
-                  std::min(status.budget_used, status.budget), status.budget,
-                  Printable(fault.detail), Printable(fault.fault_class), fault.generation);
+  std::string text = fmt::format("{}; ", status.faults);
+  if (status.budget_is_known) {
+    text += fmt::format("{} of {} restarts used; ", std::min(status.budget_used, status.budget),
+                        status.budget);
+  }
+  text += fmt::format("last: {} ({}) in generation {}", Printable(fault.detail),
+                      Printable(fault.fault_class), fault.generation);
   const auto age = AgeOf(fault.at, now);
   if (age && !status.is_over()) text += fmt::format(", {} ago", DurationText(*age));
   return text;

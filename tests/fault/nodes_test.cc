@@ -192,6 +192,8 @@ TEST_F(Nodes, AKilledRankIsReplacedAndAllOthersKeepTheirProcess) {
   EXPECT_EQ(Report(2)["restarts"], 1);
   EXPECT_EQ(Report(1)["restarts"], 0);
   EXPECT_EQ(Report(1)["job_faults"].at(0)["budget"], "1 of 3") << "the leader's";
+  EXPECT_EQ(Report(1)["budget"], "1 of 3");
+  EXPECT_TRUE(Report(2)["budget"].is_null()) << "it does not count";
 }
 
 TEST_F(Nodes, AKilledAgentsRanksGoToTheSpare) {
@@ -596,7 +598,7 @@ class NodesThatHang : public Nodes {
                                               "--floor",
                                               std::to_string(1.0 * TimeFactor()),
                                               "--first",
-                                              std::to_string(2.0 * TimeFactor()),
+                                              std::to_string(3.0 * TimeFactor()),
                                               "--do",
                                               deed};
     for (const int k : {1, 2}) Start(k, "2", {"-n", std::to_string(slots)}, trainer);

@@ -7,6 +7,7 @@
 #include <cstdlib>
 #include <filesystem>
 #include <fstream>
+#include <nlohmann/json.hpp>
 #include <string>
 #include <vector>
 
@@ -22,6 +23,7 @@
 namespace outlast {
 namespace {
 
+using nlohmann::ordered_json;
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 using ::testing::IsEmpty;
@@ -256,6 +258,26 @@ TEST_F(EventLog, TellsOfTheRunThatWroteIt) {
   EXPECT_EQ(status.budget_used, 1);
   EXPECT_EQ(status.checkpoint->step, 5);
   EXPECT_FALSE(status.is_over());
+}
+
+// The coordinator counts: a node that does not lead would say that nothing is used up.
+TEST_F(EventLog, OfANodeThatDoesNotLeadSaysNothingOfTheBudget) {
+  JobStatus status;
+  Fold(ordered_json::parse(R"({"event":"start","node":"n2","slots":2,"max_restarts":3})"), status);
+  Fold(ordered_json::parse(
+           R"({"event":"fault","class":"crash","rank":3,"node":"n2","generation":1,"detail":"d"})"),
+       status);
+  EXPECT_EQ(status.faults, 1);
+  EXPECT_FALSE(status.budget_is_known);
+  EXPECT_THAT(StatusText(status, {}, absl::Now()), Not(HasSubstr("restarts used")));
+  EXPECT_TRUE(ordered_json::parse(StatusJson(status))["budget"].is_null());
+  EXPECT_THAT(MetricsText(status, {}, MetricsFormat::kPrometheus),
+              Not(HasSubstr("outlast_restarts_used")));
+
+  Fold(ordered_json::parse(R"({"event":"job_fault","rank":3,"node":"n2","budget":"1 of 3"})"),
+       status);
+  EXPECT_TRUE(status.budget_is_known);
+  EXPECT_THAT(StatusText(status, {}, absl::Now()), HasSubstr("1 of 3 restarts used"));
 }
 
 TEST_F(EventLog, IsReadUpToALineThatAKillCut) {
