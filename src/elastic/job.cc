@@ -55,6 +55,7 @@ bool Job::is_whole() const {
 
 void Job::On(const StartEvent&) {
   if (phase_ != JobPhase::kForming) return;
+  if (generation_ > 0) return GoOn();
   phase_ = JobPhase::kRunning;
   generation_ = 1;
   std::vector<int> members;
@@ -75,8 +76,9 @@ void Job::On(const WorkerStaged& event) {
   Slot* const slot = Present(event.slot, event.incarnation);
   if (slot == nullptr || !slot->joined) return;
   if (slot->state == State::kStarting ||
-      (slot->state == State::kUnwinding && event.left == generation_)) {
+      (slot->state == State::kUnwinding && (slot->adopted || event.left == generation_))) {
     slot->state = State::kStaged;
+    slot->adopted = false;
     slot->due = absl::InfiniteDuration();
     // The keeper enters it on the same condition.
     if (generation_ > aborted_ && event.left < generation_) slot->state = State::kActive;

@@ -36,6 +36,10 @@
 // job is over. A worker that dies instead, or S that does not come early enough before `grace`:
 // AbortGeneration, PersistCommon, SIGTERM, SIGKILL at `grace`. Plain workers get the signal itself.
 // A stop never restarts anybody.
+//
+// A killed agent. Memo is what its successor needs; a Job that is made of one goes on at its
+// StartEvent: the memo's generation is aborted, its living workers are the survivors, and what they
+// had been asked to do has new deadlines.
 #pragma once
 
 #include <cstdint>
@@ -49,6 +53,7 @@
 #include "outlast/elastic/events.h"
 #include "outlast/elastic/exit_code.h"
 #include "outlast/elastic/fault.h"
+#include "outlast/elastic/job_memo.h"
 #include "outlast/elastic/job_options.h"
 #include "outlast/elastic/policy.h"
 #include "outlast/elastic/stop_agreement.h"
@@ -62,6 +67,9 @@ class Job {
  public:
   // `seed`: of the back-off (BackOffSeed).
   explicit Job(JobOptions options, uint64_t seed = 0);
+  // Goes on with the workers of an agent that is gone. `memo` has a slot for each of
+  // options.world. What of its processes has ended meanwhile is told after the StartEvent.
+  Job(JobOptions options, const JobMemo& memo, uint64_t seed = 0);
 
   // Consumes one event. Events of an incarnation that is not the slot's present one are dropped.
   // The keeper gives what a worker had sent (WorkerFinished, WorkerStopped) before its WorkerEnded.
@@ -76,6 +84,7 @@ class Job {
   const FaultHistory& history() const { return history_; }
   // Every slot's work is under way in an open generation, or done.
   bool is_whole() const;
+  JobMemo Memo() const;
 
  private:
   static constexpr uint32_t kInBody = 1;  // the phase of a fault whose worker had joined
@@ -102,6 +111,7 @@ class Job {
     bool plain = true;      // the last process never joined
     bool finished = false;  // its body returned OK
     bool sealed = false;    // the stop's step
+    bool adopted = false;   // of another agent, and not heard of since: it may be behind the memo
     absl::Duration spawned_at;
     absl::Duration due = absl::InfiniteDuration();
   };
@@ -124,6 +134,10 @@ class Job {
   void On(const RootLost& event);
   void On(const FinalSaveFailed& event);
   void On(const TimerFired& event);
+
+  // A former agent's workers (job_adopt.cc).
+  void GoOn();
+  void GoOnWith(Slot& slot);
 
   // Faults and re-forming (job_reform.cc).
   void EndedWhileRunning(int index, State before, bool joined, const ProcessEnd& end);
