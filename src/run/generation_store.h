@@ -36,6 +36,11 @@ class GenerationStore {
   //   promised  bytes of what the machine has available that others were promised
   absl::StatusOr<int> SharedMemory(std::string_view name, uint64_t bytes, Contents contents,
                                    uint64_t promised = 0);
+  bool Holds(std::string_view name) const { return memories_.contains(name); }
+  // Memory that another process had made.
+  void Insert(std::string_view name, uint64_t bytes, UniqueFd fd) {
+    memories_.insert_or_assign(std::string(name), Memory{std::move(fd), bytes});
+  }
   // Bytes that were given out and whose pages nobody has touched yet.
   uint64_t promised_bytes() const;
 

@@ -9,6 +9,7 @@
 #include <cstdint>
 #include <functional>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "outlast/base/id.h"
@@ -47,11 +48,18 @@ class JobMachine {
 
 class OneNodeMachine final : public JobMachine {
  public:
-  OneNodeMachine(JobOptions options, const Id128& run_id)
-      : job_(std::move(options), BackOffSeed(run_id)), run_id_(run_id) {}
+  // Told what a successor must know, before any action of a step is done.
+  using Remember = std::function<void(const JobMemo& memo)>;
+
+  OneNodeMachine(JobOptions options, const Id128& run_id, Remember remember = nullptr)
+      : OneNodeMachine(Job(std::move(options), BackOffSeed(run_id)), run_id, std::move(remember)) {}
+  OneNodeMachine(Job job, const Id128& run_id, Remember remember)
+      : job_(std::move(job)), run_id_(run_id), remember_(std::move(remember)) {}
   void Listen(Tell) override {}
   std::vector<JobAction> Step(const JobEvent& event, const JobView& view) override {
-    return job_.Step(event, view);
+    std::vector<JobAction> actions = job_.Step(event, view);
+    if (remember_ != nullptr) remember_(job_.Memo());
+    return actions;
   }
   int slots() const override { return job_.options().world; }
   int rank(int slot) const override { return slot; }
@@ -61,6 +69,7 @@ class OneNodeMachine final : public JobMachine {
  private:
   Job job_;
   const Id128 run_id_;
+  const Remember remember_;
 };
 
 }  // namespace outlast

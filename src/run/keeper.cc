@@ -60,7 +60,7 @@ class Keeper::Impl {
         options_(std::move(options)),
         machine_(std::move(machine)),
         slots_(static_cast<size_t>(std::max(0, machine_->slots()))),
-        memories_(slots_.size()),
+        memories_(slots_.size(), options_.vault),
         keys_(loop, machine_->peers(), machine_->node(),
               {.answer =
                    [this](int slot, uint64_t request, const absl::Status& status,
@@ -84,6 +84,7 @@ class Keeper::Impl {
   }
 
   absl::Status Start();
+  absl::Status GoOn(Kept& kept);
   void Attach(KeeperExtension* extension);
   void Detach(KeeperExtension* extension) { std::erase(extensions_, extension); }
   void Dispatch(const JobEvent& event);
@@ -118,6 +119,8 @@ class Keeper::Impl {
     int born_rank = 0, born_world = 1;  // as the incarnation's environment says
     uint64_t entered = 0;  // the newest generation that this incarnation was told to enter
     bool alive = false, joined = false, staged = false, finished = false;
+    // Of a former keeper: what it says before it has told where it stands was said to that one.
+    bool is_adopted = false;
     std::map<uint64_t, uint64_t> pending;  // request -> its generation
     int captures = 0;                      // stacks are being written: signals wait
     std::vector<KillWorker> kills;
@@ -145,6 +148,14 @@ class Keeper::Impl {
   void Persist(const PersistCommon& persist);
   void Arm(const ArmTimer& arm);
   void Disarm(uint64_t timer);
+
+  absl::Status MakeBox(int slot);
+  absl::Status TakeOver(int slot, Kept& kept);
+  void AdoptWorkers();
+  absl::Status OnAdopted(int slot, const Message& message);
+  absl::Status HandleOld(int slot, const Message& message);
+  absl::Status Finish(int slot);
+  void Keep(const std::string& key, std::string_view bytes, int fd);
 
   void Receive(int slot);
   void ReadAll(int slot);
@@ -179,8 +190,9 @@ class Keeper::Impl {
   std::map<uint64_t, TimerId> timers_;  // the job's
   std::vector<TimerId> graces_;
   CommitGeneration commit_{};
-  uint64_t aborted_ = 0;  // this generation and older ones are unwound
-  uint64_t quiet_ = 0;    // the newest aborted generation that all had left, as extensions know
+  uint64_t aborted_ = 0;   // this generation and older ones are unwound
+  uint64_t adoption_ = 0;  // nonce: two keepers after this one ask the same
+  uint64_t quiet_ = 0;     // the newest aborted generation that all had left, as extensions know
   std::optional<AskStop> stop_;
   SharedMemories memories_;
   PeerKeys keys_;
@@ -193,15 +205,109 @@ class Keeper::Impl {
 // --- The job machine ---
 
 absl::Status Keeper::Impl::Start() {
-  for (size_t i = 0; i < slots_.size(); ++i) {
-    SegmentIdentity identity;
-    identity.slot = identity.local_rank = static_cast<uint32_t>(i);
-    // Of several nodes not known yet; the worker says both when it enters.
-    identity.rank = static_cast<uint32_t>(std::max(0, machine_->rank(static_cast<int>(i))));
-    identity.world = static_cast<uint32_t>(std::max(1, machine_->world()));
-    OUTLAST_ASSIGN_OR_RETURN(slots_[i].box, Segment::Create(identity));
-  }
+  for (int slot = 0; slot < static_cast<int>(slots_.size()); ++slot)
+    OUTLAST_RETURN_IF_ERROR(MakeBox(slot));
   Dispatch(StartEvent{});
+  return absl::OkStatus();
+}
+
+absl::Status Keeper::Impl::MakeBox(int number) {
+  SegmentIdentity identity;
+  identity.slot = identity.local_rank = static_cast<uint32_t>(number);
+  // Of several nodes not known yet; the worker says both when it enters.
+  identity.rank = static_cast<uint32_t>(std::max(0, machine_->rank(number)));
+  identity.world = static_cast<uint32_t>(std::max(1, machine_->world()));
+  OUTLAST_ASSIGN_OR_RETURN(At(number).box, Segment::Create(identity));
+  Keep(fmt::format("box.{}", number), "", At(number).box->fd());
+  return absl::OkStatus();
+}
+
+// --- A former keeper's workers ---
+
+void Keeper::Impl::Keep(const std::string& key, std::string_view bytes, int fd) {
+  if (options_.vault == nullptr) return;
+  options_.vault->Keep(key, bytes, fd >= 0 ? std::span(&fd, 1) : std::span<const int>());
+}
+
+absl::Status Keeper::Impl::GoOn(Kept& kept) {
+  memories_.GoOn(kept);
+  for (int slot = 0; slot < static_cast<int>(slots_.size()); ++slot)
+    OUTLAST_RETURN_IF_ERROR(TakeOver(slot, kept));
+  Dispatch(StartEvent{});  // aborts the generation that they are in
+  for (Slot& slot : slots_) {
+    const SegmentHeader& header = slot.box->header();
+    const bool has_entered =
+        LoadWord(header.incarnation) == slot.incarnation && LoadWord(header.generation) != 0;
+    if (slot.is_adopted && has_entered) slot.entered = aborted_;  // until it says
+  }
+  AdoptWorkers();
+  return absl::OkStatus();
+}
+
+absl::Status Keeper::Impl::TakeOver(int number, Kept& kept) {
+  Slot& slot = At(number);
+  const auto box = kept.extract(fmt::format("box.{}", number));
+  if (box.empty() || box.mapped().fds.empty()) {
+    OUTLAST_RETURN_IF_ERROR(MakeBox(number));
+  } else {
+    OUTLAST_ASSIGN_OR_RETURN(slot.box, Segment::Open(std::move(box.mapped().fds.front())));
+  }
+  const auto finished = kept.extract(fmt::format("finished.{}", number));
+  const uint64_t finished_as =
+      finished.empty() ? 0 : PayloadReader(finished.mapped().bytes).Int<uint64_t>();
+  const auto line = kept.extract(fmt::format("line.{}", number));
+  if (line.empty() || line.mapped().fds.empty()) {
+    slot.finished = finished_as != 0;  // its process is gone
+    return absl::OkStatus();
+  }
+  PayloadReader reader(line.mapped().bytes);
+  slot.incarnation = reader.Int<uint64_t>();
+  slot.born_rank = reader.Int<int>();
+  slot.born_world = reader.Int<int>();
+  if (!reader.ok())
+    return Error(absl::StatusCode::kInvalidArgument, "line of slot {}: {} bytes", number,
+                 line.mapped().bytes.size());
+  slot.finished = finished_as == slot.incarnation;
+  slot.alive = slot.is_adopted = true;
+  return slot.line->Resume(std::move(line.mapped().fds.front()),
+                           [this, number] { Receive(number); });
+}
+
+void Keeper::Impl::AdoptWorkers() {
+  static_assert(sizeof adoption_ <= sizeof Id128().bytes);
+  __builtin_memcpy(&adoption_, Id128::Random().bytes.data(), sizeof adoption_);
+  const std::string payload =
+      PayloadWriter().Int(adoption_).Int(aborted_).Text("its agent was killed").bytes();
+  for (int slot = 0; slot < static_cast<int>(slots_.size()); ++slot) {
+    if (At(slot).is_adopted) Send(slot, {.kind = MessageKind::kAdopt, .payload = payload}, {});
+  }
+}
+
+// Only now it is known what it hears and waits for.
+absl::Status Keeper::Impl::OnAdopted(int number, const Message& message) {
+  Slot& slot = At(number);
+  PayloadReader reader(message.payload);
+  const auto nonce = reader.Int<uint64_t>();
+  const auto incarnation = reader.Int<uint64_t>();
+  const bool joined = reader.Int<uint8_t>() != 0;
+  const auto entered = reader.Int<uint64_t>();
+  const bool staged = reader.Int<uint8_t>() != 0;
+  const bool finished = reader.Int<uint8_t>() != 0;
+  if (!reader.ok()) return Malformed(message);
+  // An answer to a keeper before this one, which was killed as well.
+  if (!slot.is_adopted || nonce != adoption_ || incarnation != slot.incarnation)
+    return absl::OkStatus();
+  slot.is_adopted = false;
+  if (!joined) return absl::OkStatus();  // it asks to be let in next
+  slot.joined = true;
+  slot.entered = entered;
+  Dispatch(WorkerJoined{number, incarnation});
+  if (finished) return Finish(number);
+  if (!staged) return absl::OkStatus();  // on its way out of its body
+  slot.staged = true;
+  Dispatch(WorkerStaged{number, incarnation, entered});
+  TellIfQuiet();
+  Enter(number);
   return absl::OkStatus();
 }
 
@@ -280,6 +386,10 @@ void Keeper::Impl::Spawn(const SpawnWorker& spawn) {
     OnWorkerEnded(spawn.slot, spawn.incarnation, {.code = 1});
     return;
   }
+  slot.is_adopted = false;
+  Keep(fmt::format("line.{}", spawn.slot),
+       PayloadWriter().Int(spawn.incarnation).Int(slot.born_rank).Int(slot.born_world).bytes(),
+       slot.line->fd());
   host_.Spawn({spawn, slot.born_rank, slot.born_world, *std::move(socket), slot.box->fd()});
 }
 
@@ -287,6 +397,7 @@ void Keeper::Impl::Spawn(const SpawnWorker& spawn) {
 // not run yet.
 void Keeper::Impl::Abort(const AbortGeneration& abort) {
   aborted_ = std::max(aborted_, abort.generation);
+  commit_.generation = std::max(commit_.generation, aborted_);  // a former keeper had committed it
   for (Slot& slot : slots_) AgentWords(*slot.box).SetAbortGeneration(aborted_);
   const Message message{
       .kind = MessageKind::kAbort,
@@ -476,6 +587,8 @@ void Keeper::Impl::Handle(int number, Message message) {
 }
 
 absl::Status Keeper::Impl::HandleKnown(int slot, Message& message) {
+  if (message.kind == MessageKind::kAdopted) return OnAdopted(slot, message);
+  if (At(slot).is_adopted) return HandleOld(slot, message);
   if (message.kind == MessageKind::kJoined) return Join(slot, message);
   if (!At(slot).joined) {
     return Error(absl::StatusCode::kFailedPrecondition,
@@ -510,11 +623,7 @@ absl::Status Keeper::Impl::HandleEvent(int number, const Message& message) {
   Slot& slot = At(number);
   if (message.kind == MessageKind::kStaged) return Stage(number, message);
   if (message.kind == MessageKind::kStopAnswer) return StopAnswer(number, message);
-  if (message.kind == MessageKind::kFinished) {
-    slot.finished = true;
-    Dispatch(WorkerFinished{number, slot.incarnation});
-    return absl::OkStatus();
-  }
+  if (message.kind == MessageKind::kFinished) return Finish(number);
   PayloadReader reader(message.payload);
   const auto step = reader.Int<int64_t>();
   if (!reader.ok()) return Malformed(message);
@@ -522,6 +631,21 @@ absl::Status Keeper::Impl::HandleEvent(int number, const Message& message) {
   if (!is_saving())
     Dispatch(StopPersisted{.step = step, .durable = false});  // nobody here writes it
   return absl::OkStatus();
+}
+
+absl::Status Keeper::Impl::Finish(int number) {
+  Slot& slot = At(number);
+  slot.finished = true;
+  Keep(fmt::format("finished.{}", number), PayloadWriter().Int(slot.incarnation).bytes(), -1);
+  Dispatch(WorkerFinished{number, slot.incarnation});
+  return absl::OkStatus();
+}
+
+// Said to a former keeper. That the work is done holds for ever, and it may have ended since; the
+// rest is said again, or told by kAdopted.
+absl::Status Keeper::Impl::HandleOld(int number, const Message& message) {
+  At(number).pending.erase(message.request);
+  return message.kind == MessageKind::kFinished ? Finish(number) : absl::OkStatus();
 }
 
 absl::Status Keeper::Impl::Join(int number, const Message& message) {
@@ -711,6 +835,7 @@ Keeper::~Keeper() = default;
 void Keeper::Attach(KeeperExtension* extension) { impl_->Attach(extension); }
 void Keeper::Detach(KeeperExtension* extension) { impl_->Detach(extension); }
 absl::Status Keeper::Start() { return impl_->Start(); }
+absl::Status Keeper::GoOn(Kept& kept) { return impl_->GoOn(kept); }
 void Keeper::Dispatch(const JobEvent& event) { impl_->Dispatch(event); }
 void Keeper::OnWorkerEnded(int slot, uint64_t incarnation, const ProcessEnd& end) {
   impl_->OnWorkerEnded(slot, incarnation, end);

@@ -23,6 +23,7 @@
 #include "outlast/blackbox/segment.h"
 #include "outlast/elastic/job.h"
 #include "run/job_machine.h"
+#include "run/vault.h"
 #include "run/wire.h"
 
 namespace outlast {
@@ -87,6 +88,7 @@ struct KeeperOptions {
   // A body may see a peer's death before we do. One that returned kAborted with nothing aborted for
   // so long is a fault. In a job of one node.
   absl::Duration uncaused_grace = absl::Seconds(1);
+  Vault* vault = nullptr;  // borrowed; null: no keeper comes after this one
 };
 
 // Belongs to its loop's thread.
@@ -105,6 +107,9 @@ class Keeper {
   void Detach(KeeperExtension* extension);
   // Makes the black boxes and dispatches StartEvent.
   absl::Status Start();
+  // The same with what a former keeper of the slots kept, which the machine goes on with; takes its
+  // own out of `kept`. Slots that hold no process any more have no "line.<slot>" there.
+  absl::Status GoOn(Kept& kept);
 
   // Feeds the job machine and executes its actions.
   void Dispatch(const JobEvent& event);

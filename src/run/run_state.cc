@@ -186,6 +186,7 @@ void RunState::Read() {
       MutexLock lock(mutex_);
       if (quitting_) return;
     }
+    AnswerAdoption();
     if (MonotonicNanos() >= next_beat) {
       progress_.BeatNative();
       next_beat = MonotonicNanos() + absl::ToInt64Nanoseconds(kBeat);
@@ -230,6 +231,9 @@ void RunState::Handle(Message message) {
     case MessageKind::kAbort:
       OnAbort(message);
       break;
+    case MessageKind::kAdopt:
+      OnAdopt(message);
+      break;
     case MessageKind::kStop:
       OnStop(message);
       break;
@@ -240,6 +244,9 @@ void RunState::Handle(Message message) {
       if (TakeForStaged(message)) return;
       break;
   }
+  // The first request is the one to join.
+  is_joined_ = is_joined_ ||
+               (message.kind == MessageKind::kAnswer && message.status == absl::StatusCode::kOk);
   socket_link_->Deliver(std::move(message));
 }
 
@@ -292,21 +299,67 @@ void RunState::OnAbort(const Message& message) {
   std::vector<std::function<void()>> quick;
   {
     MutexLock lock(mutex_);
-    if (generation <= aborted_) return;
-    aborted_ = generation;
-    abort_reason_ = reason;
-    ended_.store(std::max(ended_.load(std::memory_order_relaxed), generation),
-                 std::memory_order_release);
-    // What was agreed is void. The keeper asks again in the next generation, if it still wants to
-    // stop.
-    stop_step_.reset();
-    unanswered_stop_.reset();
-    go_ = false;
-    if (generation >= entered_) quick = StartCallbacks();
-    changed_.NotifyAll();
+    quick = EndGeneration(generation, reason);
   }
   for (const auto& callback : quick) callback();
   socket_link_->Abort(generation, reason);
+}
+
+std::vector<std::function<void()>> RunState::EndGeneration(uint64_t generation,
+                                                           const std::string& reason) {
+  if (generation <= aborted_) return {};
+  aborted_ = generation;
+  abort_reason_ = reason;
+  ended_.store(std::max(ended_.load(std::memory_order_relaxed), generation),
+               std::memory_order_release);
+  // What was agreed is void. The keeper asks again in the next generation, if it still wants to
+  // stop.
+  stop_step_.reset();
+  unanswered_stop_.reset();
+  go_ = false;
+  changed_.NotifyAll();
+  return generation >= entered_ ? StartCallbacks() : std::vector<std::function<void()>>();
+}
+
+void RunState::OnAdopt(const Message& message) {
+  PayloadReader reader(message.payload);
+  const auto nonce = reader.Int<uint64_t>();
+  const auto generation = reader.Int<uint64_t>();
+  const std::string reason(reader.Text());
+  if (!reader.ok()) return;
+  std::vector<std::function<void()>> quick;
+  {
+    MutexLock lock(mutex_);
+    quick = EndGeneration(generation, reason);
+    adoption_ = nonce;
+  }
+  for (const auto& callback : quick) callback();
+  socket_link_->Abort(generation, reason);
+  AnswerAdoption();
+}
+
+void RunState::AnswerAdoption() {
+  {
+    MutexLock lock(mutex_);
+    if (!adoption_.has_value() || !TellWhereIStand()) return;
+    adoption_.reset();
+  }
+  socket_link_->AskAgain();
+}
+
+// Under the lock: whatever changes one of these tells so after it has changed it, so the keeper
+// hears of it by this message or behind it. It does not wait.
+bool RunState::TellWhereIStand() {
+  PayloadWriter payload;
+  payload.Int(*adoption_)
+      .Int(environment_.incarnation)
+      .Int(static_cast<uint8_t>(is_joined_))
+      .Int(entered_)
+      .Int(static_cast<uint8_t>(is_waiting_))
+      .Int(static_cast<uint8_t>(finished_));
+  const absl::Status sent = socket_link_->channel().TrySend(
+      Encode({.kind = MessageKind::kAdopted, .payload = payload.bytes()}));
+  return sent.code() != absl::StatusCode::kResourceExhausted;
 }
 
 void RunState::OnStop(const Message& message) {
@@ -371,22 +424,17 @@ absl::StatusOr<Membership> RunState::WaitForMembership(StagedOutcome outcome,
     is_waiting_ = true;
   }
   OUTLAST_RETURN_IF_ERROR(link_->Notify(MessageKind::kStaged, 0, payload.bytes()));
-  WorkUntilOffered();
-  MutexLock lock(mutex_);
-  if (killed_ || !keeper_gone_.ok())
-    return Annotate(killed_ ? absl::CancelledError("killed") : keeper_gone_,
-                    "wait for a generation");
-  entered_ = offered_.generation;
-  rank_.store(offered_.rank, std::memory_order_relaxed);
-  world_.store(offered_.world, std::memory_order_relaxed);
-  box_.SetGeneration(entered_, static_cast<uint32_t>(offered_.rank),
-                     static_cast<uint32_t>(offered_.world));
-  running_.store(entered_, std::memory_order_release);
-  return offered_;
+  OUTLAST_ASSIGN_OR_RETURN(Membership entered, WorkUntilOffered());
+  rank_.store(entered.rank, std::memory_order_relaxed);
+  world_.store(entered.world, std::memory_order_relaxed);
+  box_.SetGeneration(entered.generation, static_cast<uint32_t>(entered.rank),
+                     static_cast<uint32_t>(entered.world));
+  running_.store(entered.generation, std::memory_order_release);
+  return entered;
 }
 
 // An offer comes before work: what is left of that is done faster together.
-void RunState::WorkUntilOffered() {
+absl::StatusOr<Membership> RunState::WorkUntilOffered() {
   while (true) {
     Message message;
     std::function<void(const Message&)> work;
@@ -397,7 +445,11 @@ void RunState::WorkUntilOffered() {
       if (!keeper_gone_.ok() || killed_ || is_offered()) {
         is_waiting_ = false;
         for_staged_.clear();
-        return;
+        if (killed_ || !keeper_gone_.ok())
+          return Annotate(killed_ ? absl::CancelledError("killed") : keeper_gone_,
+                          "wait for a generation");
+        entered_ = offered_.generation;
+        return offered_;
       }
       message = std::move(for_staged_.front());
       for_staged_.pop_front();
@@ -423,7 +475,13 @@ Membership RunState::OnlyMembership() {
   return only;
 }
 
-void RunState::NotifyFinished() { (void)link_->Notify(MessageKind::kFinished, 0, {}); }
+void RunState::NotifyFinished() {
+  {
+    MutexLock lock(mutex_);
+    finished_ = true;
+  }
+  (void)link_->Notify(MessageKind::kFinished, 0, {});
+}
 
 bool RunState::WasAborted(uint64_t generation) const {
   if (LoadWord(box_.header().abort_generation) >= generation) return true;

@@ -111,10 +111,18 @@ class RunState {
   void Handle(Message message);
   void OnGeneration(const Message& message);
   void OnAbort(const Message& message);
+  void OnAdopt(const Message& message);
+  // The generation is over. The quick callbacks, which the caller calls without the lock.
+  [[nodiscard]] std::vector<std::function<void()>> EndGeneration(uint64_t generation,
+                                                                 const std::string& reason)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  // False: the keeper's queue is full; to be tried again.
+  bool TellWhereIStand() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  void AnswerAdoption();
   void OnStop(const Message& message);
   void OnGo(const Message& message);
   bool TakeForStaged(Message& message);
-  void WorkUntilOffered();
+  absl::StatusOr<Membership> WorkUntilOffered();
   bool is_offered() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void OnKeeperGone();
   // The quick ones, which the caller calls without the lock.
@@ -141,6 +149,7 @@ class RunState {
   std::atomic<uint64_t> running_{0};  // the generation whose body runs
   std::atomic<uint64_t> ended_{0};    // this generation and older ones are over for this rank
   std::atomic<bool> stop_requested_{false};
+  bool is_joined_ = false;  // the reader's
 
   mutable Mutex mutex_;
   CondVar changed_;
@@ -164,6 +173,8 @@ class RunState {
   int64_t completed_ ABSL_GUARDED_BY(mutex_) = kNoStep;
   bool stopped_ ABSL_GUARDED_BY(mutex_) = false;
   bool killed_ ABSL_GUARDED_BY(mutex_) = false;
+  bool finished_ ABSL_GUARDED_BY(mutex_) = false;
+  std::optional<uint64_t> adoption_ ABSL_GUARDED_BY(mutex_);  // the nonce of one to be answered
   bool quitting_ ABSL_GUARDED_BY(mutex_) = false;
   absl::Status keeper_gone_ ABSL_GUARDED_BY(mutex_);
   std::thread reader_;

@@ -33,6 +33,7 @@ absl::StatusOr<Message> SocketLink::Call(MessageKind kind, uint64_t generation,
     MutexLock lock(mutex_);
     OUTLAST_RETURN_IF_ERROR(CheckOpen(generation));
     message.request = next_request_++;
+    if (generation == 0) waiting.encoded = Encode(message);
     waiting_[message.request] = &waiting;
   }
   const absl::Status sent = channel_.Send(Encode(message));
@@ -89,6 +90,17 @@ void SocketLink::Abort(uint64_t generation, std::string_view reason) {
     if (absl::Status ended = CheckOpen(waiting->generation); !ended.ok())
       Finish(*waiting, std::move(ended));
   }
+}
+
+void SocketLink::AskAgain() {
+  std::vector<std::string> open;
+  {
+    MutexLock lock(mutex_);
+    for (const auto& [request, waiting] : waiting_) {
+      if (!waiting->done && !waiting->encoded.empty()) open.push_back(waiting->encoded);
+    }
+  }
+  for (const std::string& request : open) (void)channel_.Send(request);
 }
 
 void SocketLink::Close(const absl::Status& status) {

@@ -32,6 +32,10 @@ class SocketLink final : public Link {
   void Deliver(Message message);
   // Ends the waiting calls of `generation` and older ones with kAborted, and later ones at once.
   void Abort(uint64_t generation, std::string_view reason);
+  // Another process reads the other end from now on, and has none of the requests that it did not
+  // see answered: sends those again that no generation's end has ended. One that is just being made
+  // may be sent twice.
+  void AskAgain();
   // Ends all calls, waiting and later ones, with `status`.
   void Close(const absl::Status& status);
 
@@ -39,6 +43,7 @@ class SocketLink final : public Link {
   struct Waiting {
     uint64_t generation = 0;
     bool done = false;
+    std::string encoded;  // of a request that outlives its generation
     absl::StatusOr<Message> result = absl::UnknownError("");
   };
 

@@ -29,6 +29,8 @@ enum class MessageKind : uint16_t {
   kStopAnswer = 7,    // i64 stop step, u8 on time, i64 the step where the rank is
   kStopped = 8,       // i64 step: sealed, unwinding
   kWatch = 9,         // the watchdog's options: Text (JSON); the keeper starts to judge
+  kAdopted = 10,      // answer to kAdopt: u64 nonce, u64 incarnation, u8 joined, u64 newest
+                      // generation that it entered, u8 waits for one, u8 finished
   // checkpoint's extension (checkpoint/save_service.h); worker -> keeper
   kOpenRoot = 32,
   kBuffers = 33,
@@ -51,6 +53,8 @@ enum class MessageKind : uint16_t {
   kGo = 132,          // i64 step
   kSaveEvent = 133,   // checkpoint: i64 step, u8 durable, Text error: a disk save ended
   kAhead = 134,       // checkpoint: RestoreChoice: what the next generation will restore from
+  kAdopt = 135,       // from another keeper than before: u64 nonce, u64 generation (it and older
+                      // unwind), Text reason. What was said and not answered is said again.
 };
 
 constexpr uint16_t kWireVersion = 1;

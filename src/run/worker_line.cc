@@ -20,6 +20,13 @@ absl::StatusOr<UniqueFd> WorkerLine::Open(std::function<void()> on_readable) {
   return ends.second.Release();
 }
 
+absl::Status WorkerLine::Resume(UniqueFd end, std::function<void()> on_readable) {
+  Close();
+  OUTLAST_RETURN_IF_ERROR(loop_.Watch(end.get(), std::move(on_readable)));
+  channel_ = Channel(std::move(end));
+  return absl::OkStatus();
+}
+
 void WorkerLine::Close() {
   if (timer_.has_value()) loop_.Cancel(*timer_);
   timer_.reset();

@@ -29,6 +29,9 @@ class WorkerLine {
 
   // The worker's end of a new socket; `on_readable` is called while something waits to be received.
   absl::StatusOr<UniqueFd> Open(std::function<void()> on_readable);
+  // Goes on with this end of a line that another process had opened.
+  absl::Status Resume(UniqueFd end, std::function<void()> on_readable);
+  int fd() const { return channel_.fd(); }
   bool is_open() const { return channel_.fd() >= 0; }
   // What was not sent is dropped.
   void Close();
