@@ -309,6 +309,7 @@ void SaveService::OnSaveEnded(const Save& begun, const absl::StatusOr<PersistRes
     durable_step_ = save.step;
     parent_ = result->checkpoint;
     committed_here_ = true;
+    KeepLast();
     options_.observer.on_durable(save.step, *result);
     keeper_.Dispatch(CheckpointCommitted{save.step});
     if (tier_) tier_->OnCommitted(save.step, result->checkpoint, result->bytes);

@@ -89,6 +89,11 @@ class SaveService final : public KeeperExtension {
   // Waits for a save that is being written, and releases the root's claim.
   ~SaveService() override;
 
+  // Goes on with what a former keeper's service kept: takes the root as the same run's, and the
+  // buffers as they are. Before the keeper starts. Blocks on storage. kFailedPrecondition: another
+  // run has taken the root meanwhile.
+  absl::Status GoOn(Kept& kept);
+
   bool OnMessage(int slot, Message& message) override;
   void OnAbort(uint64_t generation) override;
   void OnQuiet() override;
@@ -174,9 +179,16 @@ class SaveService final : public KeeperExtension {
     int wanted = 0;
     int64_t extras_bytes = 0;
   };
+  static absl::Status PlanBuffers(const BufferNeeds& needs, MadeBuffers* made);
   static absl::Status MakeBuffers(const BufferNeeds& needs, MadeBuffers* made);
   BufferNeeds NeedsOf(std::string tables, std::vector<int> ranks) const;
   void MakeBuffersLater(BufferNeeds needs);
+  // For the keeper after this one (save_service_keep.cc).
+  void KeepOpened();
+  void KeepBuffers();
+  void KeepLast();
+  absl::Status TakeBuffers(Kept& kept);
+  absl::Status LookForNewestOfThisRun();
 
   void OnOpenRoot(int slot, Message& message);
   absl::StatusOr<std::shared_ptr<Opened>> static OpenToWrite(const std::string& uri,

@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "base/error.h"
+#include "checkpoint/made_buffers.h"
 #include "checkpoint/save_service_nodes.h"
 #include "outlast/base/clock.h"
 #include "outlast/base/memory.h"
@@ -190,6 +191,7 @@ void SaveService::OnOpened(absl::StatusOr<std::shared_ptr<Opened>> opened) {
     // Nothing was trained yet: the job is refused, and no restart would help.
     keeper_.Dispatch(RootRefused{std::string(MessageOf(open_error_))});
   }
+  if (opened_) KeepOpened();
   for (const Waiter& waiter : std::exchange(openers_, {})) {
     if (opened_) {
       AnswerOpen(waiter);
@@ -272,18 +274,8 @@ SaveService::BufferNeeds SaveService::NeedsOf(std::string tables, std::vector<in
           .extras_bytes = checkpointer_.extras_bytes};
 }
 
-struct SaveService::MadeBuffers {
-  int world = 0;
-  std::string plan;
-  // By slot.
-  std::vector<RankTable> rank_tables;
-  std::vector<Assignment> assignments;
-  std::vector<std::vector<Buffer>> buffers;
-  UniqueFd tables_fd, table_fd;
-  std::unique_ptr<SealTable> table;
-};
-
-absl::Status SaveService::MakeBuffers(const BufferNeeds& needs, MadeBuffers* made) {
+// All but memory.
+absl::Status SaveService::PlanBuffers(const BufferNeeds& needs, MadeBuffers* made) {
   OUTLAST_ASSIGN_OR_RETURN(std::vector<RankTable> tables, DecodeTables(needs.tables));
   SettleAliases(tables);
   OUTLAST_ASSIGN_OR_RETURN(TensorTable table, MergeTables(tables));
@@ -299,6 +291,11 @@ absl::Status SaveService::MakeBuffers(const BufferNeeds& needs, MadeBuffers* mad
     OUTLAST_ASSIGN_OR_RETURN(assignment, AssignmentOf(plan, rank));
     made->rank_tables[slot] = std::move(tables.at(rank));
   }
+  return absl::OkStatus();
+}
+
+absl::Status SaveService::MakeBuffers(const BufferNeeds& needs, MadeBuffers* made) {
+  OUTLAST_RETURN_IF_ERROR(PlanBuffers(needs, made));
   const int count = BufferCount(needs.wanted, made->assignments, needs.extras_bytes);
   for (size_t slot = 0; slot < needs.ranks.size(); ++slot) {
     if (needs.ranks[slot] < 0 || needs.has[slot]) continue;
@@ -361,6 +358,7 @@ void SaveService::OnBuffersMade(const absl::Status& status, const std::vector<bo
       nothing.buffers = static_cast<int>(buffers_[slot].size());
       table_->Write(row, nothing);
     }
+    KeepBuffers();  // before anybody is told of them
     ArmAutoSave();
   } else {
     for (std::string& table : tables_) table.clear();  // the next generation may ask again

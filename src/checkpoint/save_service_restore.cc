@@ -330,6 +330,7 @@ void SaveService::OnRestored(const RestoreChoice& choice) {
     parent_.reset();
   }
   if (tier_ && !choice.is_of_files()) tier_->OnRestored(choice.step, "");
+  KeepLast();
   const bool is_from_peer =
       choice.source == RestoreSource::kMemory && nodes_ && nodes_->is_any_from_peer();
   options_.observer.on_restored(generation_, is_from_peer ? RestoreSource::kPeer : choice.source,

@@ -9,6 +9,11 @@
 #include "watch/options.h"
 
 namespace outlast {
+namespace {
+
+constexpr char kWatchKey[] = "watch";
+
+}  // namespace
 
 Monitor::Monitor(Keeper& keeper, WorkerHost& host, MonitorListener listener)
     : keeper_(keeper), host_(host), listener_(std::move(listener)) {
@@ -27,6 +32,7 @@ bool Monitor::OnMessage(int slot, Message& message) {
                                             "slot {}: a watch request without options", slot);
   if (options.ok() && state_ == nullptr) {
     encoded_options_ = text;
+    if (keeper_.options().vault != nullptr) keeper_.options().vault->Keep(kWatchKey, text, {});
     Begin(*options);
   } else if (options.ok() && text != encoded_options_ && !has_told_of_difference_) {
     has_told_of_difference_ = true;
@@ -37,6 +43,15 @@ bool Monitor::OnMessage(int slot, Message& message) {
   }
   if (message.request != 0) keeper_.Answer(slot, message.request, options.status());
   return true;
+}
+
+absl::Status Monitor::GoOn(Kept& kept) {
+  const auto watch = kept.extract(kWatchKey);
+  if (watch.empty()) return absl::OkStatus();
+  OUTLAST_ASSIGN_OR_RETURN(const WatchdogOptions options, DecodeWatchOptions(watch.mapped().bytes));
+  encoded_options_ = std::move(watch.mapped().bytes);
+  Begin(options);
+  return absl::OkStatus();
 }
 
 void Monitor::Begin(const WatchdogOptions& options) {

@@ -39,6 +39,8 @@ class Monitor final : public KeeperExtension {
   Monitor(Keeper& keeper, WorkerHost& host, MonitorListener listener = {});
 
   bool OnMessage(int slot, Message& message) override;
+  // Goes on with what a former keeper's monitor kept. Before the keeper starts.
+  absl::Status GoOn(Kept& kept);
   void OnAbort(uint64_t generation) override;
   void OnQuiet() override {}
   void OnCommit(const CommitGeneration& commit) override;
