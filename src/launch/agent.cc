@@ -8,10 +8,13 @@
 #include <cerrno>
 #include <csignal>
 #include <cstring>
+#include <filesystem>
 #include <map>
 #include <memory>
 #include <optional>
 #include <set>
+#include <span>
+#include <string_view>
 #include <utility>
 
 #include "base/error.h"
@@ -53,17 +56,28 @@ std::string NameOf(int signal) {
   return name != nullptr ? fmt::format("SIG{}", name) : fmt::format("signal {}", signal);
 }
 
-class Agent final : public WorkerHost {
+// What a killed agent left.
+struct Estate {
+  JobMemo memo;
+  Kept kept;
+  std::map<int, OrderedWorker> workers;  // by slot
+};
+
+class Agent final : public WorkerHost, private Vault {
  public:
+  // `estate`: null where the job begins.
   Agent(const LaunchOptions& options, const Id128& run_id, Guardian& guardian,
-        std::vector<Binding> bindings, RunDir run_dir, std::string address)
+        std::vector<Binding> bindings, RunDir run_dir, std::string address,
+        std::unique_ptr<Estate> estate)
       : options_(options),
         run_id_(run_id),
         guardian_(guardian),
         bindings_(std::move(bindings)),
         run_dir_(std::move(run_dir)),
-        record_(run_dir_, options, options.nodes ? Id128() : run_id),
-        ports_(std::move(address)) {}
+        record_(estate == nullptr ? RunRecord(run_dir_, options, options.nodes ? Id128() : run_id)
+                                  : RunRecord(run_dir_, options, run_id, RunRecord::Former())),
+        ports_(std::move(address)),
+        estate_(std::move(estate)) {}
 
   absl::Status SetUp();
   // SetUp went well.
@@ -92,7 +106,16 @@ class Agent final : public WorkerHost {
     pid_t pid = 0;
     bool signalled = false;  // by us: what happens to it from now on is an effect
     std::string error_path;
+    bool is_told = false;  // a former agent's, which has told that it started
   };
+
+  void Keep(const std::string& key, std::string_view bytes, std::span<const int> fds) override;
+  void KeepMemo(const JobMemo& memo);
+  absl::Status LetOthersFindUs();
+  void AdoptWorkers();
+  int AdoptWorker(int slot);
+  absl::Status StartKeeper();
+  bool may_be_adopted() const { return options_.on_agent_death == OnAgentDeath::kAdopt; }
 
   void LookAtOwnNode();
   absl::Status ServeStatus();
@@ -147,6 +170,8 @@ class Agent final : public WorkerHost {
   std::set<std::string> template_notes_;  // that were said
   uint64_t generation_ = 0;               // the newest that was committed
   bool any_ran_ = false;
+  std::unique_ptr<Estate> estate_;  // until it is taken over
+  std::string memo_;                // as the guardian has it
   int stack_captures_ = 0;
   std::optional<std::pair<int, std::string>> end_;  // exit code and reason
   FinishJob finish_{0, ""};                         // as the job said it
@@ -164,12 +189,22 @@ absl::Status Agent::SetUp() {
   OUTLAST_RETURN_IF_ERROR(loop_->Watch(guardian_.fd(), [this] { OnGuardian(); }));
   OUTLAST_ASSIGN_OR_RETURN(console_, Console::Start(STDOUT_FILENO, STDERR_FILENO));
   stacks_ = std::make_unique<StackTaker>(*loop_);
-  OUTLAST_ASSIGN_OR_RETURN(ledger_, RunLedger::Open(*loop_, run_dir_.path(), options_, run_id_));
-  if (options_.preflight) LookAtOwnNode();
+  if (estate_ != nullptr) {
+    OUTLAST_ASSIGN_OR_RETURN(ledger_,
+                             RunLedger::GoOn(*loop_, run_dir_.path(), estate_->memo.generation));
+  } else {
+    OUTLAST_ASSIGN_OR_RETURN(ledger_, RunLedger::Open(*loop_, run_dir_.path(), options_, run_id_));
+    if (options_.preflight) LookAtOwnNode();
+  }
   if (end_) return absl::OkStatus();
+  if (may_be_adopted() && estate_ == nullptr) OUTLAST_RETURN_IF_ERROR(LetOthersFindUs());
   OUTLAST_ASSIGN_OR_RETURN(std::unique_ptr<JobMachine> machine, MakeMachine());
-  keeper_ = std::make_unique<Keeper>(
-      *loop_, *this, KeeperOptions{options_.job, run_id_, run_dir_.path()}, std::move(machine));
+  keeper_ = std::make_unique<Keeper>(*loop_, *this,
+                                     KeeperOptions{.job = options_.job,
+                                                   .run_id = run_id_,
+                                                   .run_dir = run_dir_.path(),
+                                                   .vault = may_be_adopted() ? this : nullptr},
+                                     std::move(machine));
   services_ =
       std::make_unique<JobServices>(*keeper_, *this, options_, *ledger_, record_, *console_);
   deaths_ = std::make_unique<DeathWatch>(
@@ -180,11 +215,108 @@ absl::Status Agent::SetUp() {
   OUTLAST_RETURN_IF_ERROR(ServeStatus());
   if (!options_.template_command.empty())
     loop_->RunAfter(kTemplateDelay, [this] { StartTemplate(); });
-  return keeper_->Start();
+  return StartKeeper();
+}
+
+absl::Status Agent::StartKeeper() {
+  if (estate_ == nullptr) return keeper_->Start();
+  const std::unique_ptr<Estate> estate = std::move(estate_);
+  OUTLAST_RETURN_IF_ERROR(services_->GoOn(estate->kept));
+  return keeper_->GoOn(estate->kept);
+}
+
+// --- For the next agent, and of a former one ---
+
+void Agent::Keep(const std::string& key, std::string_view bytes, std::span<const int> fds) {
+  if (const absl::Status kept = guardian_.Keep(key, bytes, fds);
+      !kept.ok() && kept.code() != absl::StatusCode::kUnavailable)  // gone: told elsewhere
+    console_->Say(
+        fmt::format("outlast: {} is not kept for a next agent: {}", key, MessageOf(kept)));
+}
+
+void Agent::KeepMemo(const JobMemo& memo) {
+  std::string text = EncodeJobMemo(memo);
+  if (text == memo_) return;
+  memo_ = std::move(text);
+  Keep(kJobMemoKey, memo_, {});
+}
+
+absl::Status Agent::LetOthersFindUs() {
+  const auto guardian = ReadProcess(guardian_.pid());
+  OUTLAST_RETURN_IF_ERROR(
+      WriteGuardianFile(options_, {.run_id = run_id_.hex(),
+                                   .run_dir = run_dir_.path(),
+                                   .pid = guardian_.pid(),
+                                   .start_ticks = guardian ? guardian->start_ticks : 0,
+                                   .boot_id = BootId().hex(),
+                                   .socket = SocketOf(run_id_.hex()),
+                                   .world = options_.job.world,
+                                   .flags = options_.flags,
+                                   .command = options_.command}));
+  std::error_code unknown;  // then it stays as it is
+  const auto path = std::filesystem::absolute(GuardianFilePath(options_), unknown);
+  Keep(kGuardianFileKey, unknown ? GuardianFilePath(options_) : path.string(), {});
+  return absl::OkStatus();
+}
+
+// Who lives is followed as if this agent had started it. What the guardian has not even heard of
+// was ordered in the moment of the kill, and never was.
+void Agent::AdoptWorkers() {
+  generation_ = estate_->memo.generation;
+  int living = 0;
+  for (int slot = 0; slot < static_cast<int>(estate_->memo.slots.size()); ++slot)
+    living += AdoptWorker(slot);
+  any_ran_ = true;
+  record_.Adopted(generation_, living);
+  console_->Say(
+      fmt::format("outlast: run {} is adopted: its agent was killed, {} of its workers live, "
+                  "generation {} ends",
+                  run_id_.hex().substr(0, 8), living, generation_));
+}
+
+int Agent::AdoptWorker(int slot) {
+  using Where = JobMemo::Where;
+  JobMemo::Slot& known = estate_->memo.slots[static_cast<size_t>(slot)];
+  const bool has_process = known.where != Where::kNone && known.where != Where::kDone;
+  const auto ordered = estate_->workers.find(slot);
+  const bool was_ordered =
+      ordered != estate_->workers.end() && ordered->second.incarnation == known.incarnation;
+  if (has_process && !was_ordered) {
+    known.where = Where::kNone;
+    known.joined = false;
+    --known.attempts;
+  }
+  if (!has_process || !was_ordered) {
+    estate_->kept.erase(fmt::format("line.{}", slot));
+    return 0;
+  }
+  Worker worker{.spawn = {slot, known.incarnation, known.born, known.attempts - 1},
+                .rank = slot,
+                .pid = ordered->second.pid,
+                .signalled = known.where == Where::kTerminating,
+                .error_path = {}};
+  worker.is_told = record_.knows(slot, known.incarnation);
+  const std::string base = fmt::format("{}/logs/g{}/rank{}", run_dir_.path(), known.born, slot);
+  worker.error_path = base + ".err";
+  const std::string prefix = fmt::format("[{}] ", slot);
+  console_->Follow(known.incarnation, base + ".out", prefix, Console::Stream::kOutput,
+                   Console::From::kNow);
+  console_->Follow(known.incarnation, base + ".err", prefix, Console::Stream::kError,
+                   Console::From::kNow);
+  workers_[slot] = std::move(worker);
+  return 1;
 }
 
 absl::StatusOr<std::unique_ptr<JobMachine>> Agent::MakeMachine() {
-  if (!options_.nodes) return std::make_unique<OneNodeMachine>(options_.job, run_id_);
+  OneNodeMachine::Remember remember;
+  if (may_be_adopted()) remember = [this](const JobMemo& memo) { KeepMemo(memo); };
+  if (estate_ != nullptr) {
+    AdoptWorkers();
+    return std::make_unique<OneNodeMachine>(Job(options_.job, estate_->memo, BackOffSeed(run_id_)),
+                                            run_id_, std::move(remember));
+  }
+  if (!options_.nodes)
+    return std::make_unique<OneNodeMachine>(options_.job, run_id_, std::move(remember));
   NodeSide::Ears ears;
   ears.say = [this](const std::string& line) { console_->Say("outlast: " + line); };
   ears.on_job_fault = [this](const RecordFault& record) {
@@ -516,6 +648,8 @@ void Agent::On(WorkerStarted started) {
   Worker* worker = Find(started.slot, started.incarnation);
   if (worker == nullptr) return;
   worker->pid = started.pid;
+  if (worker->is_told)
+    return ledger_->Adopted(started.slot, worker->rank, keeper_->black_box(started.slot).fd());
   record_.Started(worker->spawn, worker->rank, started.pid, started.is_forked);
   ledger_->Started(worker->spawn, worker->rank, started.pid, keeper_->black_box(started.slot).fd());
 }
@@ -609,6 +743,36 @@ absl::StatusOr<std::vector<Binding>> BindWorkers(const LaunchOptions& options) {
 
 }  // namespace
 
+int RunAdoptingAgent(const LaunchOptions& options, FoundJob job) {
+  signal(SIGPIPE, SIG_IGN);
+  const auto refuse = [&](const absl::Status& why) {
+    job.adoption.guardian->Abandon();
+    PrintToStderr("outlast: run {} could not be adopted: {}\n", job.file.run_id.substr(0, 8),
+                  MessageOf(why));
+    return kExitRefused;
+  };
+  auto estate = std::make_unique<Estate>();
+  auto memo = DecodeJobMemo(job.adoption.kept[kJobMemoKey].bytes);
+  if (!memo.ok()) return refuse(memo.status());
+  estate->memo = *std::move(memo);
+  if (static_cast<int>(estate->memo.slots.size()) != options.job.world)
+    return refuse(Error(absl::StatusCode::kInternal, "{} slots, {} wanted",
+                        estate->memo.slots.size(), options.job.world));
+  estate->kept = std::move(job.adoption.kept);
+  estate->workers = std::move(job.adoption.workers);
+  auto bindings = BindWorkers(options);
+  if (!bindings.ok()) return refuse(bindings.status());
+  const auto run_id = Id128::FromHex(job.file.run_id);
+  if (!run_id.ok()) return refuse(run_id.status());
+  auto run_dir = RunDir::Open(job.file.run_dir);
+  if (!run_dir.ok()) return refuse(run_dir.status());
+  PrintToStderr("outlast: RUN_DIR {}\n", run_dir->path());
+  Agent agent(options, *run_id, *job.adoption.guardian, *std::move(bindings), *std::move(run_dir),
+              "127.0.0.1", std::move(estate));
+  if (const absl::Status started = agent.SetUp(); !started.ok()) return refuse(started);
+  return agent.Run();
+}
+
 int RunAgent(const LaunchOptions& options, const Id128& run_id, Guardian& guardian) {
   signal(SIGPIPE,
          SIG_IGN);  // before the first line is said; the guardian and its workers were forked
@@ -637,7 +801,7 @@ int RunAgent(const LaunchOptions& options, const Id128& run_id, Guardian& guardi
                   (*bindings)[slot].numa);
   }
   Agent agent(options, run_id, guardian, *std::move(bindings), std::move(*run_dir),
-              *std::move(address));
+              *std::move(address), nullptr);
   if (const absl::Status started = agent.SetUp(); !started.ok()) {
     PrintToStderr("outlast: the job could not be started: {}\n", MessageOf(started));
     return kExitRefused;

@@ -235,8 +235,9 @@ void Console::Post(std::function<void()> work) {
   (void)!write(wake_.get(), &one, sizeof one);
 }
 
-void Console::Follow(uint64_t key, const std::string& path, std::string prefix, Stream stream) {
-  Post([this, key, path, prefix = std::move(prefix), stream] {
+void Console::Follow(uint64_t key, const std::string& path, std::string prefix, Stream stream,
+                     From from) {
+  Post([this, key, path, prefix = std::move(prefix), stream, from] {
     UniqueFd file(open(path.c_str(), O_RDONLY | O_CLOEXEC));
     ConsoleSink* sink = stream == Stream::kOutput ? &output_ : &error_;
     if (!file.is_open()) {
@@ -247,6 +248,7 @@ void Console::Follow(uint64_t key, const std::string& path, std::string prefix, 
     const int watch =
         inotify_.is_open() ? inotify_add_watch(inotify_.get(), path.c_str(), IN_MODIFY) : -1;
     files_.push_back({key, path, LineFollower(std::move(file), prefix), sink, watch});
+    if (from == From::kNow) files_.back().lines.SkipPresent();
   });
 }
 

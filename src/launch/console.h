@@ -68,6 +68,9 @@ class LineFollower {
   LineFollower(UniqueFd file, std::string prefix)
       : file_(std::move(file)), prefix_(std::move(prefix)) {}
 
+  // Leaves out what is there by now.
+  void SkipPresent() { start_ = scanned_ = Size(); }
+
   // Appends whole lines to `sink` while it has room. True: there may be more to copy now.
   bool Copy(ConsoleSink& sink);
   // No more will be written: the last line counts as whole. Once Copy has returned false, it is
@@ -107,8 +110,10 @@ class Console {
   ~Console();
 
   enum class Stream { kOutput, kError };
-  // Copies `path` from its beginning. The key is the caller's, for Retire.
-  void Follow(uint64_t key, const std::string& path, std::string prefix, Stream stream);
+  enum class From { kBeginning, kNow };
+  // Copies `path`. The key is the caller's, for Retire.
+  void Follow(uint64_t key, const std::string& path, std::string prefix, Stream stream,
+              From from = From::kBeginning);
   // Nobody writes the key's files any more: copies what is left, then closes them.
   void Retire(uint64_t key);
   // One line of our own on standard error.

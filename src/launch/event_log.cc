@@ -73,6 +73,12 @@ void OnStart(const ordered_json& event, JobStatus& status) {
     if (word.is_string()) status.command.push_back(word.get<std::string>());
 }
 
+void OnAgentAdopted(const ordered_json& event, JobStatus& status) {
+  status.agent_pid = Read<int>(event, "pid").value_or(0);
+  status.agent_start_ticks = Read<uint64_t>(event, "start_ticks").value_or(0);
+  status.phase = "re-forming";
+}
+
 void OnWorkerStarted(const ordered_json& event, JobStatus& status) {
   RankStatus* place = PlaceOf(event, status);
   if (place == nullptr) return;
@@ -168,6 +174,8 @@ void Fold(const ordered_json& event, JobStatus& status) {
     OnWorkerStarted(event, status);
   } else if (name == "worker_ended") {
     OnWorkerEnded(event, status);
+  } else if (name == "agent_adopted") {
+    OnAgentAdopted(event, status);
   } else if (name == "joined") {
     status.run_id = Text(event, "run_id");
   } else if (name == "commit") {

@@ -5,6 +5,8 @@
 //                   the agent, host, boot_id; of several nodes node and slots, neither run_id nor
 //                   world
 //   joined          run_id: a coordinator has told it
+//   agent_adopted   pid and start_ticks of the agent that took a killed one's place, host, boot_id,
+//                   generation (that ends with it), workers that live
 //   worker_started  rank, slot, incarnation, generation, attempt, pid, from ("template": forked
 //   from
 //                   it; else left out)

@@ -37,6 +37,71 @@ absl::StatusOr<std::unique_ptr<Guardian>> Guardian::Fork(const GuardianCommand& 
   return std::unique_ptr<Guardian>(new Guardian(pid, std::move(ends.first)));
 }
 
+absl::StatusOr<Guardian::Adoption> Guardian::Adopt(pid_t pid, UniqueFd process, Channel channel,
+                                                   const std::string& run_id) {
+  PayloadWriter order;
+  order.Int(static_cast<uint8_t>(GuardianOrder::kAdopt)).Int<int32_t>(0).Int<uint64_t>(0);
+  order.Int(kGuardianVersion).Text(run_id);
+  OUTLAST_RETURN_IF_ERROR(channel.Send(order.bytes()));
+  Adoption adoption;
+  adoption.guardian.reset(new Guardian(pid, std::move(channel)));
+  adoption.guardian->process_ = std::move(process);
+  const absl::Status taken = adoption.guardian->TakeKept(adoption);
+  if (taken.ok()) return adoption;
+  adoption.guardian->Abandon();
+  return taken;
+}
+
+absl::Status Guardian::TakeKept(Adoption& adoption) {
+  constexpr int kPatienceMillis = 5000;
+  while (true) {
+    pollfd readable{channel_.fd(), POLLIN, 0};
+    const int ready = poll(&readable, 1, kPatienceMillis);
+    if (ready < 0 && errno == EINTR) continue;
+    if (ready <= 0)
+      return Error(absl::StatusCode::kUnavailable, "guardian {}: no answer within {} s", pid_,
+                   kPatienceMillis / 1000);
+    OUTLAST_ASSIGN_OR_RETURN(auto packet, channel_.Receive());
+    if (!packet.has_value())
+      return Error(absl::StatusCode::kUnavailable, "guardian {}: it has just ended", pid_);
+    PayloadReader reader(packet->bytes);
+    const auto kind = static_cast<GuardianReportKind>(reader.Int<uint8_t>());
+    reader.Int<int32_t>();
+    reader.Int<uint64_t>();
+    reader.Int<int32_t>();
+    reader.Int<int32_t>();
+    const std::string_view text = reader.Text();
+    if (kind == GuardianReportKind::kRefused)
+      return Error(absl::StatusCode::kFailedPrecondition, "guardian {}: {}", pid_, text);
+    if (kind == GuardianReportKind::kKept) {
+      adoption.kept[std::string(text)] = {std::string(reader.Text()), std::move(packet->fds)};
+      continue;
+    }
+    PayloadReader list(text);
+    for (uint32_t left = list.Int<uint32_t>(); left > 0 && list.ok(); --left) {
+      const int slot = list.Int<int32_t>();
+      const auto incarnation = list.Int<uint64_t>();
+      adoption.workers[slot] = {incarnation, list.Int<int32_t>()};
+    }
+    if (kind == GuardianReportKind::kAdopted && list.ok()) return absl::OkStatus();
+    return Error(absl::StatusCode::kInternal, "guardian {}: report {} in an adoption", pid_,
+                 static_cast<int>(kind));
+  }
+}
+
+absl::Status Guardian::Keep(const std::string& key, std::string_view bytes,
+                            std::span<const int> fds) {
+  PayloadWriter order;
+  order.Int(static_cast<uint8_t>(GuardianOrder::kKeep)).Int<int32_t>(0).Int<uint64_t>(0);
+  order.Text(key).Text(bytes);
+  return channel_.Send(order.bytes(), fds);
+}
+
+void Guardian::Abandon() {
+  finished_ = true;
+  channel_ = Channel();
+}
+
 Guardian::~Guardian() { Finish(absl::Seconds(10)).IgnoreError(); }
 
 absl::Status Guardian::Spawn(const WorkerSpec& spec) {
@@ -103,9 +168,9 @@ absl::StatusOr<std::optional<GuardianReport>> Guardian::Receive() {
   const std::string error(reader.Text());
   switch (kind) {
     case GuardianReportKind::kStarted:
-      if (packet->fds.empty()) break;
       return std::optional<GuardianReport>(
-          WorkerStarted{slot, incarnation, value, std::move(packet->fds[0]), signal != 0});
+          WorkerStarted{slot, incarnation, value,
+                        packet->fds.empty() ? UniqueFd() : std::move(packet->fds[0]), signal != 0});
     case GuardianReportKind::kExited:
       return std::optional<GuardianReport>(WorkerExited{slot, incarnation, value, signal, error});
     case GuardianReportKind::kGone:
@@ -116,6 +181,10 @@ absl::StatusOr<std::optional<GuardianReport>> Guardian::Receive() {
       return std::optional<GuardianReport>(TemplateReady{value});
     case GuardianReportKind::kTemplateNote:
       return std::optional<GuardianReport>(TemplateNote{error});
+    case GuardianReportKind::kKept:
+    case GuardianReportKind::kAdopted:
+    case GuardianReportKind::kRefused:
+      break;
   }
   return Error(absl::StatusCode::kInternal, "report {} of the guardian: unknown",
                static_cast<int>(kind));
@@ -126,7 +195,8 @@ absl::Status Guardian::Finish(absl::Duration limit) {
   // Told so, it knows that the agent was not killed.
   Order(static_cast<uint8_t>(GuardianOrder::kFinish), 0, 0, 0).IgnoreError();
   // Its handle first: after waitpid the pid may be anybody's.
-  const absl::StatusOr<UniqueFd> process = OpenPidFd(pid_);
+  const bool is_child = !process_.is_open();
+  absl::StatusOr<UniqueFd> process = is_child ? OpenPidFd(pid_) : std::move(process_);
   channel_ = Channel();  // the guardian ends at the end of file too
   if (process.ok()) {
     pollfd ended{process->get(), POLLIN, 0};
@@ -142,7 +212,7 @@ absl::Status Guardian::Finish(absl::Duration limit) {
                    absl::ToDoubleSeconds(limit));
     }
   }
-  while (waitpid(pid_, nullptr, 0) < 0 && errno == EINTR) {
+  while (is_child && waitpid(pid_, nullptr, 0) < 0 && errno == EINTR) {
   }
   return absl::OkStatus();
 }

@@ -16,6 +16,13 @@
 // changed session, forked twice and cleared their environment. If the guardian is killed, workers
 // die by PR_SET_PDEATHSIG, and the agent, a subreaper as well, inherits and ends the rest
 // (EndDescendants).
+//
+// With adopt_within it outlives the agent for longer: it holds what the agent kept in it
+// (run/vault.h), tells joined workers that their generation has ended, and waits for the next agent
+// (adoption.h), so long at most; then it ends all as above. Not while the job was ending anyway,
+// and not before the agent kept kGuardianFileKey, for then nobody could find it. While it waits,
+// SIGTERM ends it and all workers. Helpers of workers that a killed guardian leaves behind are not
+// below an agent that has adopted: it finds them by their tag alone.
 #pragma once
 
 #include <signal.h>
@@ -23,9 +30,12 @@
 
 #include <array>
 #include <cstdint>
+#include <map>
 #include <memory>
 #include <optional>
+#include <span>
 #include <string>
+#include <string_view>
 #include <utility>
 #include <variant>
 #include <vector>
@@ -36,6 +46,7 @@
 #include "base/channel.h"
 #include "launch/binding.h"
 #include "outlast/base/fd.h"
+#include "run/vault.h"
 
 namespace outlast {
 
@@ -45,8 +56,13 @@ struct GuardianCommand {
   std::string program;                 // a path
   std::vector<std::string> arguments;  // argument 0 too
   std::string run_id;
-  sigset_t signal_mask = {};  // the workers'
+  sigset_t signal_mask = {};                           // the workers'
+  absl::Duration adopt_within = absl::ZeroDuration();  // zero: it ends with its agent
 };
+
+// Keys that the guardian itself understands.
+inline constexpr char kGuardianFileKey[] = "guardian.file";  // bytes: a path; removed at its end
+inline constexpr char kJobMemoKey[] = "job";                 // bytes: EncodeJobMemo
 
 struct WorkerSpec {
   int slot = 0;
@@ -72,7 +88,7 @@ struct WorkerStarted {
   int slot;
   uint64_t incarnation;
   pid_t pid;
-  UniqueFd pidfd;
+  UniqueFd pidfd;          // closed: it was gone before an adoption
   bool is_forked = false;  // from the template
 };
 struct WorkerExited {
@@ -103,11 +119,27 @@ struct TemplateReady {
 using GuardianReport =
     std::variant<WorkerStarted, WorkerExited, TreeGone, TreeStuck, TemplateNote, TemplateReady>;
 
+// The newest process that was ordered for a slot.
+struct OrderedWorker {
+  uint64_t incarnation = 0;
+  pid_t pid = 0;  // 0: not born yet
+};
+
 // The agent's handle. Not safe for concurrent use.
 class Guardian {
  public:
   // Call while the process has one thread. The caller becomes a subreaper.
   static absl::StatusOr<std::unique_ptr<Guardian>> Fork(const GuardianCommand& command);
+  // What another agent left with the guardian `pid`, whose process is `process`.
+  struct Adoption {
+    std::unique_ptr<Guardian> guardian;
+    Kept kept;
+    std::map<int, OrderedWorker> workers;  // by slot
+  };
+  // Asks the guardian behind `channel` for the workers of `run_id`. kFailedPrecondition: it
+  // refuses, and says why. kUnavailable: it is gone, or silent for 5 s.
+  static absl::StatusOr<Adoption> Adopt(pid_t pid, UniqueFd process, Channel channel,
+                                        const std::string& run_id);
   // Ends everything and waits for the guardian, up to 10 s.
   ~Guardian();
 
@@ -125,6 +157,11 @@ class Guardian {
   absl::Status Terminate(int slot, uint64_t incarnation);  // SIGTERM to the whole tree
   absl::Status Kill(int slot, uint64_t incarnation);       // SIGKILL, until the tree is gone
 
+  // For the agent after this one (Vault::Keep).
+  absl::Status Keep(const std::string& key, std::string_view bytes, std::span<const int> fds);
+  // Leaves it to the next agent, as a kill of this one would.
+  void Abandon();
+
   // The next report; blocks. nullopt: the guardian is gone.
   absl::StatusOr<std::optional<GuardianReport>> Receive();
 
@@ -134,9 +171,11 @@ class Guardian {
 
  private:
   Guardian(pid_t pid, Channel channel) : pid_(pid), channel_(std::move(channel)) {}
+  absl::Status TakeKept(Adoption& adoption);
   absl::Status Order(uint8_t kind, int slot, uint64_t incarnation, int signal);
 
   pid_t pid_;
+  UniqueFd process_;  // of one that is no child of ours
   Channel channel_;
   bool finished_ = false;
 };

@@ -19,13 +19,19 @@
 
 #include "base/error.h"
 #include "base/prompt_thread.h"
+#include "launch/adoption.h"
 #include "launch/birth.h"
 #include "launch/guardian_wire.h"
 #include "launch/process.h"
 #include "launch/run_ledger.h"
 #include "launch/template_process.h"
 #include "outlast/base/clock.h"
+#include "outlast/blackbox/progress.h"
+#include "outlast/blackbox/segment.h"
+#include "outlast/elastic/job_memo.h"
 #include "run/template_wire.h"
+#include "run/vault.h"
+#include "run/wire.h"
 
 namespace outlast {
 namespace {
@@ -36,6 +42,7 @@ constexpr int64_t kStuckAfterNanos = 5'000'000'000;
 // A safety net only: ends are told by SIGCHLD. It catches a helper that was forked between a look
 // and its parent's kill.
 constexpr int kLookAgainMillis = 5;
+constexpr int64_t kCandidateNanos = 1'000'000'000;  // from its connection to its first word
 constexpr absl::Duration kEndAllLimit = absl::Seconds(10);
 
 // One worker, from its fork until nothing of its tree is left.
@@ -54,6 +61,16 @@ struct Ward {
   int code = 0, signal = 0;
 };
 
+// What the next agent must hear of a slot's newest process, however long ago that was told.
+struct Fate {
+  uint64_t incarnation = 0;
+  pid_t pid = 0;  // 0: it waits to be born
+  bool is_forked = false;
+  bool has_exited = false, is_gone = false;
+  int code = 0, signal = 0;
+  std::string error;
+};
+
 class GuardianProcess {
  public:
   GuardianProcess(const GuardianCommand& command, Channel agent)
@@ -63,6 +80,9 @@ class GuardianProcess {
   void Serve();
   // The agent was killed, and its workers are gone: writes the end of its ledger.
   void CompleteLedgerOfAgent() const;
+  // Nobody can adopt any more: the listener goes before the workers do.
+  void CloseDoor();
+  void RemoveFile() const;
 
  private:
   bool TakeOrder();
@@ -86,6 +106,19 @@ class GuardianProcess {
   void SignalTree(const Ward& ward, int signal);
   void BeginKill(Ward& ward);
 
+  // Without an agent.
+  bool has_agent() const { return agent_.fd() >= 0; }
+  bool MayOutliveAgent();
+  void LoseAgent();
+  void EndGenerationOf(uint64_t generation) const;
+  void Meet();
+  void Hear();
+  void RefuseCandidate(const std::string& why);
+  bool Welcome();
+  bool Replay(int slot, const Fate& fate);
+  void Remember(GuardianReportKind kind, int slot, uint64_t incarnation, int value, int signal,
+                std::string_view error);
+
   void Reap();
   void Settle();
   void RefuseBirthsIfStuck();
@@ -97,6 +130,9 @@ class GuardianProcess {
   std::vector<ProcessInfo> TreeOf(const Ward& ward, bool with_worker) const;
   void Report(GuardianReportKind kind, int slot, uint64_t incarnation, int value, int signal,
               std::string_view error = {}, int fd = -1);
+  static bool Say(const Channel& to, GuardianReportKind kind, int slot, uint64_t incarnation,
+                  int value, int signal, std::string_view error, std::span<const int> fds = {},
+                  std::string_view more = {});
 
   const GuardianCommand& command_;
   Channel agent_;
@@ -108,6 +144,15 @@ class GuardianProcess {
   std::optional<TemplateProcess> template_;
   std::string run_dir_;
   bool was_told_to_finish_ = false;
+  // For the next agent.
+  Kept kept_;
+  std::map<int, Fate> fates_;  // by slot
+  pid_t agent_pid_ = getppid();
+  UniqueFd door_;      // listens for one
+  Channel candidate_;  // connected, and has not said yet what it wants
+  pid_t candidate_pid_ = 0;
+  int64_t candidate_due_ = 0;
+  int64_t adopt_due_ = 0;  // while there is no agent
 };
 
 bool GuardianProcess::SetUp() {
@@ -122,33 +167,199 @@ bool GuardianProcess::SetUp() {
   sigset_t child;
   sigemptyset(&child);
   sigaddset(&child, SIGCHLD);
+  sigaddset(&child, SIGTERM);
   child_ended_ = UniqueFd(signalfd(-1, &child, SFD_CLOEXEC | SFD_NONBLOCK));
+  // Without a door it ends with its agent, which cannot keep its file then and says so.
+  if (command_.adopt_within > absl::ZeroDuration()) {
+    if (auto door = ListenForAgents(command_.run_id); door.ok()) door_ = *std::move(door);
+  }
   return child_ended_.is_open();
 }
 
 void GuardianProcess::Serve() {
   while (true) {
     const int of_template = template_.has_value() ? template_->fd() : -1;  // -1: poll leaves it out
-    pollfd waits[3] = {
-        {agent_.fd(), POLLIN, 0}, {child_ended_.get(), POLLIN, 0}, {of_template, POLLIN, 0}};
-    if (poll(waits, 3, PollMillis()) < 0 && errno != EINTR) return;
+    const int door = candidate_.fd() < 0 ? door_.get() : -1;               // one at a time
+    pollfd waits[5] = {{agent_.fd(), POLLIN, 0},
+                       {child_ended_.get(), POLLIN, 0},
+                       {of_template, POLLIN, 0},
+                       {door, POLLIN, 0},
+                       {candidate_.fd(), POLLIN, 0}};
+    if (poll(waits, 5, PollMillis()) < 0 && errno != EINTR) return;
+    bool is_told_to_end = false;
     if (waits[1].revents != 0) {
       signalfd_siginfo info[16];
-      while (read(child_ended_.get(), info, sizeof info) > 0) {
+      ssize_t bytes;
+      while ((bytes = read(child_ended_.get(), info, sizeof info)) > 0) {
+        for (size_t i = 0; i < static_cast<size_t>(bytes) / sizeof info[0]; ++i)
+          is_told_to_end = is_told_to_end || info[i].ssi_signo == SIGTERM;
       }
     }
+    if (is_told_to_end && !has_agent()) return;  // an agent is told itself
     // Before children are reaped: what it has forked must be known by then.
     if (template_.has_value()) ListenToTemplate(waits[2].revents != 0);
     Reap();
-    if (waits[0].revents != 0 && !TakeOrder()) return;
+    if (waits[0].revents != 0 && !TakeOrder()) {
+      if (was_told_to_finish_ || !MayOutliveAgent()) return;
+      LoseAgent();
+    }
+    // Behind the news of the former agent.
+    if (waits[3].revents != 0) Meet();
+    if (waits[4].revents != 0) Hear();
+    if (candidate_.fd() >= 0 && MonotonicNanos() >= candidate_due_) candidate_ = Channel();
+    if (!has_agent() && MonotonicNanos() >= adopt_due_) return;
     Settle();
   }
 }
 
+// --- Without an agent ---
+
+// The job goes on, and another agent can find us.
+bool GuardianProcess::MayOutliveAgent() {
+  const auto memo = kept_.find(kJobMemoKey);
+  if (!door_.is_open() || !kept_.contains(kGuardianFileKey) || memo == kept_.end()) return false;
+  const auto job = DecodeJobMemo(memo->second.bytes);
+  return job.ok() && !job->is_ending;
+}
+
+void GuardianProcess::LoseAgent() {
+  agent_ = Channel();
+  agent_pid_ = 0;
+  adopt_due_ = MonotonicNanos() + absl::ToInt64Nanoseconds(command_.adopt_within);
+  const auto job = DecodeJobMemo(kept_.at(kJobMemoKey).bytes);
+  if (job.ok()) EndGenerationOf(job->generation);
+}
+
+// As the agent itself would: the word first, for trainers whose reader does not run. They unwind
+// and wait; nothing is computed that nobody watches.
+void GuardianProcess::EndGenerationOf(uint64_t generation) const {
+  const std::string message =
+      Encode({.kind = MessageKind::kAbort,
+              .generation = generation,
+              .payload = PayloadWriter()
+                             .Int(generation)
+                             .Text("the agent was killed; the next one is awaited")
+                             .bytes()});
+  for (const auto& [key, item] : kept_) {
+    if (item.fds.empty()) continue;
+    auto copy = Duplicate(item.fds.front().get());
+    if (!copy.ok()) continue;
+    if (key.starts_with("box.")) {
+      auto box = Segment::Open(*std::move(copy));
+      if (box.ok()) AgentWords(*box).SetAbortGeneration(generation);
+    } else if (key.starts_with("line.")) {
+      Channel(*std::move(copy)).TrySend(message).IgnoreError();  // full: the word has told it
+    }
+  }
+}
+
+void GuardianProcess::Meet() {
+  auto candidate = AcceptAgent(door_.get(), &candidate_pid_);
+  if (!candidate.ok()) return;  // gone, or another user's
+  candidate_ = *std::move(candidate);
+  candidate_due_ = MonotonicNanos() + kCandidateNanos;
+}
+
+void GuardianProcess::Hear() {
+  auto packet = candidate_.TryReceive();
+  if (packet.status().code() == absl::StatusCode::kResourceExhausted) return;
+  if (!packet.ok() || !packet->has_value()) {
+    candidate_ = Channel();
+    return;
+  }
+  PayloadReader order((*packet)->bytes);
+  const auto kind = static_cast<GuardianOrder>(order.Int<uint8_t>());
+  order.Int<int32_t>();
+  order.Int<uint64_t>();
+  const auto version = order.Int<uint32_t>();
+  const std::string_view run_id = order.Text();
+  if (kind != GuardianOrder::kAdopt || !order.ok()) {
+    candidate_ = Channel();
+  } else if (version != kGuardianVersion) {
+    RefuseCandidate(fmt::format("it is of version {}, the agent of version {}: the same wanted",
+                                kGuardianVersion, version));
+  } else if (run_id != command_.run_id) {
+    RefuseCandidate(fmt::format("it guards run {}, not {}", command_.run_id, run_id));
+  } else if (has_agent()) {
+    RefuseCandidate(fmt::format("its agent, process {}, lives", agent_pid_));
+  } else if (!Welcome()) {
+    LoseAgent();
+  }
+}
+
+void GuardianProcess::RefuseCandidate(const std::string& why) {
+  Say(candidate_, GuardianReportKind::kRefused, 0, 0, 0, 0, why);
+  candidate_ = Channel();
+}
+
+// False: it is gone already.
+bool GuardianProcess::Welcome() {
+  agent_ = std::exchange(candidate_, Channel());
+  agent_pid_ = candidate_pid_;
+  for (const auto& [key, item] : kept_) {
+    std::vector<int> fds;
+    for (const UniqueFd& fd : item.fds) fds.push_back(fd.get());
+    if (!Say(agent_, GuardianReportKind::kKept, 0, 0, 0, 0, key, fds, item.bytes)) return false;
+  }
+  PayloadWriter list;
+  list.Int(static_cast<uint32_t>(fates_.size()));
+  for (const auto& [slot, fate] : fates_)
+    list.Int<int32_t>(slot).Int<uint64_t>(fate.incarnation).Int<int32_t>(fate.pid);
+  if (!Say(agent_, GuardianReportKind::kAdopted, 0, 0, 0, 0, list.bytes())) return false;
+  return std::all_of(fates_.begin(), fates_.end(),
+                     [this](const auto& one) { return Replay(one.first, one.second); });
+}
+
+bool GuardianProcess::Replay(int slot, const Fate& fate) {
+  if (fate.pid != 0) {
+    // Its zombie is ours until its tree is gone; later the pid may be anybody's.
+    UniqueFd pidfd;
+    if (auto own = OpenPidFd(fate.pid); own.ok() && !fate.is_gone) pidfd = *std::move(own);
+    const int fd = pidfd.get();
+    if (!Say(agent_, GuardianReportKind::kStarted, slot, fate.incarnation, fate.pid,
+             fate.is_forked ? 1 : 0, {}, fd >= 0 ? std::span(&fd, 1) : std::span<const int>()))
+      return false;
+  }
+  if (fate.has_exited && !Say(agent_, GuardianReportKind::kExited, slot, fate.incarnation,
+                              fate.code, fate.signal, fate.error))
+    return false;
+  return !fate.is_gone || Say(agent_, GuardianReportKind::kGone, slot, fate.incarnation, 0, 0, {});
+}
+
+void GuardianProcess::Remember(GuardianReportKind kind, int slot, uint64_t incarnation, int value,
+                               int signal, std::string_view error) {
+  const auto found = fates_.find(slot);
+  if (found == fates_.end() || found->second.incarnation != incarnation) return;
+  Fate& fate = found->second;
+  if (kind == GuardianReportKind::kStarted) {
+    fate.pid = value;
+    fate.is_forked = signal != 0;
+  } else if (kind == GuardianReportKind::kExited) {
+    fate.has_exited = true;
+    fate.code = value;
+    fate.signal = signal;
+    fate.error = error;
+  } else if (kind == GuardianReportKind::kGone) {
+    fate.is_gone = true;
+  }
+}
+
+void GuardianProcess::CloseDoor() {
+  door_.Reset();
+  candidate_ = Channel();
+}
+
+void GuardianProcess::RemoveFile() const {
+  const auto file = kept_.find(kGuardianFileKey);
+  if (file != kept_.end()) unlink(file->second.bytes.c_str());
+}
+
 int GuardianProcess::PollMillis() const {
   if (is_killing()) return kLookAgainMillis;
-  if (!template_.has_value()) return -1;
-  const int64_t due = template_->due_nanos();
+  int64_t due = TemplateProcess::kNever;
+  if (template_.has_value()) due = template_->due_nanos();
+  if (!has_agent()) due = std::min(due, adopt_due_);
+  if (candidate_.fd() >= 0) due = std::min(due, candidate_due_);
   if (due == TemplateProcess::kNever) return -1;
   // Rounded up: woken early, it would ask for no time at all.
   return static_cast<int>(std::max<int64_t>(0, (due - MonotonicNanos()) / 1'000'000 + 1));
@@ -173,6 +384,11 @@ bool GuardianProcess::TakeOrder() {
   }
   if (kind == GuardianOrder::kTemplate) {
     StartTemplate(order, std::move((*packet)->fds));
+    return true;
+  }
+  if (kind == GuardianOrder::kKeep) {
+    const std::string key(order.Text());
+    kept_[key] = {std::string(order.Text()), std::move((*packet)->fds)};
     return true;
   }
   const auto found = wards_.find(slot);
@@ -240,6 +456,7 @@ void GuardianProcess::TakeBirth(PayloadReader& order, int slot, uint64_t incarna
     birth.binding.cpus.push_back(order.Int<int32_t>());
   birth.binding.numa = order.Int<int32_t>();
   KeepBlackBox(birth);
+  fates_[slot] = {.incarnation = incarnation, .error = {}};
   births_.push_back(std::move(birth));
 }
 
@@ -300,6 +517,7 @@ void GuardianProcess::Deliver(Birth birth) {
 // --- Template ---
 
 void GuardianProcess::StartTemplate(PayloadReader& order, std::vector<UniqueFd> fds) {
+  if (template_.has_value()) return;  // a former agent had it started
   const std::string program(order.Text());
   std::vector<std::string> arguments;
   for (uint32_t left = order.Int<uint32_t>(); left > 0 && order.ok(); --left)
@@ -499,12 +717,22 @@ std::vector<ProcessInfo> GuardianProcess::TreeOf(const Ward& ward, bool with_wor
 
 void GuardianProcess::Report(GuardianReportKind kind, int slot, uint64_t incarnation, int value,
                              int signal, std::string_view error, int fd) {
+  Remember(kind, slot, incarnation, value, signal, error);
+  // A report that cannot be sent means that the agent is gone: the next look at its socket says so.
+  if (has_agent())
+    Say(agent_, kind, slot, incarnation, value, signal, error,
+        fd >= 0 ? std::span<const int>(&fd, 1) : std::span<const int>());
+}
+
+// False: it is not read.
+bool GuardianProcess::Say(const Channel& to, GuardianReportKind kind, int slot,
+                          uint64_t incarnation, int value, int signal, std::string_view error,
+                          std::span<const int> fds, std::string_view more) {
   PayloadWriter report;
   report.Int(static_cast<uint8_t>(kind)).Int<int32_t>(slot).Int<uint64_t>(incarnation);
   report.Int<int32_t>(value).Int<int32_t>(signal).Text(error);
-  // A report that cannot be sent means that the agent is gone: the next look at its socket says so.
-  agent_.Send(report.bytes(), fd >= 0 ? std::span<const int>(&fd, 1) : std::span<const int>())
-      .IgnoreError();
+  if (kind == GuardianReportKind::kKept) report.Text(more);
+  return to.Send(report.bytes(), fds).ok();
 }
 
 }  // namespace
@@ -512,8 +740,10 @@ void GuardianProcess::Report(GuardianReportKind kind, int slot, uint64_t incarna
 void RunGuardian(const GuardianCommand& command, Channel agent) {
   GuardianProcess process(command, std::move(agent));
   if (process.SetUp()) process.Serve();
+  process.CloseDoor();
   EndDescendants(kEndAllLimit).IgnoreError();
   process.CompleteLedgerOfAgent();
+  process.RemoveFile();
 }
 
 }  // namespace outlast

@@ -44,6 +44,7 @@ struct RawOptions {
   std::string metrics;
   std::string template_command;
   std::string preflight;
+  std::string on_agent_death, adopt_within;
   NodeFlags nodes;
   bool no_python = false, module = false;  // torchrun's
 };
@@ -96,6 +97,13 @@ void Declare(CLI::App& app, LaunchOptions& options, RawOptions& raw) {
                  "A program that does the slow start once and forks ranks that died (none); for "
                  "Python 'python3 -m outlast_template MODULES'")
       ->type_name("CMD");
+  app.add_option("--on-agent-death", raw.on_agent_death,
+                 "When this agent is killed: end its workers, or keep them for the same command, "
+                 "started again, to adopt (kill)")
+      ->type_name("kill|adopt");
+  app.add_option("--adopt-within", raw.adopt_within,
+                 "How long kept workers wait for it before they are ended (60)")
+      ->type_name("S");
   raw.nodes.Declare(app);
   app.add_option("--preflight", raw.preflight,
                  "Look first whether this node is fit, as outlast preflight does (on of several "
@@ -163,6 +171,22 @@ absl::Status ReadPreflight(const std::string& text, LaunchOptions& options) {
   return absl::OkStatus();
 }
 
+// After ReadNodes.
+absl::Status ReadAgentDeath(const RawOptions& raw, LaunchOptions& options) {
+  const std::string& text = raw.on_agent_death;
+  if (!text.empty() && text != "kill" && text != "adopt")
+    return RefuseValue("--on-agent-death", text, "kill or adopt");
+  if (text == "adopt") options.on_agent_death = OnAgentDeath::kAdopt;
+  if (text == "adopt" && options.nodes)
+    return Error(absl::StatusCode::kInvalidArgument,
+                 "--on-agent-death adopt with --nnodes: a job of one node wanted; of several, the "
+                 "other nodes go on without this one");
+  if (text != "adopt" && !raw.adopt_within.empty())
+    return Error(absl::StatusCode::kInvalidArgument,
+                 "--adopt-within {}: --on-agent-death adopt wanted with it", raw.adopt_within);
+  return ReadSeconds("--adopt-within", raw.adopt_within, options.adopt_within);
+}
+
 absl::Status ReadInterpreter(const RawOptions& raw, LaunchOptions& options) {
   if (raw.module && raw.no_python)
     return Error(absl::StatusCode::kInvalidArgument, "-m and --no-python: at most one wanted");
@@ -199,6 +223,7 @@ absl::Status Interpret(const RawOptions& raw, LaunchOptions& options) {
   OUTLAST_RETURN_IF_ERROR(CheckJobId(options.job_id));
   OUTLAST_ASSIGN_OR_RETURN(options.nodes, ReadNodes(raw.nodes, options.job_id));
   OUTLAST_RETURN_IF_ERROR(ReadPreflight(raw.preflight, options));
+  OUTLAST_RETURN_IF_ERROR(ReadAgentDeath(raw, options));
   if (options.run_dir.empty()) return RefuseValue("--run-dir", "", "a folder");
   const std::string& input = raw.standard_input;
   if (!input.empty() && input != "none" && input != "0")
@@ -279,6 +304,9 @@ absl::StatusOr<LaunchOptions> ParseLaunchOptions(const std::vector<std::string>&
   std::vector<std::string> flags(arguments.begin(),
                                  arguments.begin() + static_cast<ptrdiff_t>(flags_end));
   OUTLAST_RETURN_IF_ERROR(RefuseCutValues(app, flags));
+  std::ranges::remove_copy_if(flags, std::back_inserter(options.flags), [](const auto& flag) {
+    return flag == "--fresh" || flag == "--take-over";
+  });
   std::reverse(flags.begin(), flags.end());  // as CLI11 wants it
   try {
     app.parse(flags);

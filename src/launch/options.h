@@ -1,6 +1,7 @@
 // The command line of `outlast run`.
 #pragma once
 
+#include <cstdint>
 #include <iosfwd>
 #include <memory>
 #include <optional>
@@ -35,6 +36,12 @@ struct ResolvedCommand {
   std::vector<std::string> arguments;
 };
 
+// What happens to the workers when their agent is killed.
+enum class OnAgentDeath : uint8_t {
+  kKill,   // they end within a second
+  kAdopt,  // they wait for the next agent of the same command line
+};
+
 struct LaunchOptions {
   JobOptions job;                          // world: of this node
   std::optional<NodesOptions> nodes;       // none: one
@@ -50,6 +57,9 @@ struct LaunchOptions {
   BindTo bind = BindTo::kNone;
   bool preflight = false;           // the node is looked at before it joins
   std::vector<std::string> probes;  // commands that look at it as well
+  OnAgentDeath on_agent_death = OnAgentDeath::kKill;
+  absl::Duration adopt_within = absl::Seconds(60);  // from the agent's death
+  std::vector<std::string> flags;                   // as given, but --fresh and --take-over
   std::optional<HostPort> metrics;  // where /metrics and /status are served; none: not on TCP
   // Of remote roots; not from the command line. Null: folders alone.
   std::shared_ptr<const Plugins> plugins;

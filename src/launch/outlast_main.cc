@@ -77,8 +77,15 @@ int Run(const std::vector<std::string>& arguments) {
     options->template_program = *std::move(program);
   }
 
+  if (options->on_agent_death == OnAgentDeath::kAdopt) {
+    auto found = FindJob(*options);
+    if (!found.ok()) return Refuse(found.status());
+    if (found->has_value()) return RunAdoptingAgent(*options, **std::move(found));
+  }
+
   const Id128 run_id = Id128::Random();
   GuardianCommand orders{command->program, command->arguments, run_id.hex(), {}};
+  if (options->on_agent_death == OnAgentDeath::kAdopt) orders.adopt_within = options->adopt_within;
   sigprocmask(SIG_SETMASK, nullptr, &orders.signal_mask);
   const auto guardian = Guardian::Fork(orders);
   if (!guardian.ok()) return Refuse(guardian.status());

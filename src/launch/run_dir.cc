@@ -35,6 +35,14 @@ void LinkLatest(const std::string& parent, const std::string& name, const std::s
   if (rename(temporary.c_str(), (parent + "/" + link).c_str()) != 0) unlink(temporary.c_str());
 }
 
+// A kill may have left half a line.
+bool EndsWithALineEnd(const std::string& path) {
+  const UniqueFd file(open(path.c_str(), O_RDONLY | O_CLOEXEC));
+  char last = '\n';
+  const off_t size = lseek(file.get(), 0, SEEK_END);
+  return size <= 0 || (pread(file.get(), &last, 1, size - 1) == 1 && last == '\n');
+}
+
 absl::StatusOr<UniqueFd> OpenToAppend(const std::string& path) {
   UniqueFd file(open(path.c_str(), O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0666));
   if (!file.is_open()) return ErrnoStatus(errno, fmt::format("open {}", path));
@@ -63,6 +71,13 @@ absl::StatusOr<RunDir> RunDir::Create(const std::string& parent, std::string_vie
   LinkLatest(parent, name, "latest");
   if (!node.empty()) LinkLatest(parent, name, fmt::format("latest-{}", node));
   return RunDir(std::move(path), std::move(events));
+}
+
+absl::StatusOr<RunDir> RunDir::Open(const std::string& path) {
+  OUTLAST_ASSIGN_OR_RETURN(UniqueFd events, OpenToAppend(path + "/events.jsonl"));
+  RunDir run_dir(path, std::move(events));
+  run_dir.is_cut_ = !EndsWithALineEnd(path + "/events.jsonl");
+  return run_dir;
 }
 
 absl::StatusOr<RunDir::LogFiles> RunDir::OpenLogs(uint64_t generation, int rank) const {

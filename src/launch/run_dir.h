@@ -46,6 +46,9 @@ class RunDir {
                                        absl::Time start, const Id128& run_id,
                                        std::string_view node = {});
 
+  // That of a run that goes on under another agent.
+  static absl::StatusOr<RunDir> Open(const std::string& path);
+
   const std::string& path() const { return path_; }
 
   // The two files of a worker's output, opened to append. `path` without extension goes to `base`.

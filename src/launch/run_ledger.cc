@@ -57,6 +57,41 @@ absl::StatusOr<std::unique_ptr<RunLedger>> RunLedger::Open(EventLoop& loop,
   return ledger;
 }
 
+absl::StatusOr<std::unique_ptr<RunLedger>> RunLedger::GoOn(EventLoop& loop,
+                                                           const std::string& run_dir,
+                                                           uint64_t generation) {
+  const std::string path = run_dir + "/ledger.bin";
+  OUTLAST_ASSIGN_OR_RETURN(const LedgerRead former, ReadLedger(path));
+  OUTLAST_ASSIGN_OR_RETURN(LedgerWriter writer, LedgerWriter::Open(path));
+  std::unique_ptr<RunLedger> ledger(new RunLedger(loop, std::move(writer)));
+  ledger->generation_ = generation;
+  for (const LedgerEntry& entry : former.entries) {
+    if (const auto* step = std::get_if<StepEntry>(&entry); step != nullptr) {
+      int64_t& known = ledger->known_to_ns_.try_emplace(step->slot, -1).first->second;
+      known = std::max(known, step->start_ns);
+    }
+  }
+  ledger->Append(DetectedEntry{.time_ns = ledger->Now(),
+                               .last_progress_ns = 0,
+                               .generation = generation,
+                               .slot = -1,
+                               .rank = -1,
+                               .step = 0,
+                               .fault_class = "agent lost",
+                               .found = "the next agent: the former one was killed"});
+  ledger->timer_ = loop.RunAfter(kDrainInterval, [self = ledger.get()] { self->DrainAndRepeat(); });
+  return ledger;
+}
+
+void RunLedger::Adopted(int slot, int rank, int black_box_fd) {
+  auto view = SegmentView::Open(black_box_fd);
+  if (!view.ok()) return;
+  Box box{std::move(*view), rank};
+  if (const auto known = known_to_ns_.find(slot); known != known_to_ns_.end())
+    box.known_to_ns = known->second;
+  boxes_.insert_or_assign(slot, std::move(box));
+}
+
 int64_t RunLedger::Now() const { return MonotonicNanos() + boottime_minus_monotonic_ns_; }
 
 void RunLedger::Append(const LedgerEntry& entry) {
@@ -66,8 +101,7 @@ void RunLedger::Append(const LedgerEntry& entry) {
 
 void RunLedger::Started(const SpawnWorker& worker, int rank, int pid, int black_box_fd) {
   if (!boxes_.contains(worker.slot)) {
-    if (auto view = SegmentView::Open(black_box_fd); view.ok())
-      boxes_.emplace(worker.slot, Box{std::move(*view), rank});
+    Adopted(worker.slot, rank, black_box_fd);  // its box may be a former agent's
   }
   Append(UpEntry{Now(), worker.generation, worker.slot, rank, pid});
 }
@@ -161,7 +195,8 @@ void RunLedger::Drain(int slot, Box& box) {
   }
   for (const StepRecord& record : read.records) {
     box.totals.Add(record);
-    entries.emplace_back(ToStepEntry(record, slot, box.rank, boottime_minus_monotonic_ns_));
+    const StepEntry entry = ToStepEntry(record, slot, box.rank, boottime_minus_monotonic_ns_);
+    if (entry.start_ns > box.known_to_ns) entries.emplace_back(entry);
   }
   if (!read.records.empty()) box.last = read.records.back();
   if (entries.empty()) return;

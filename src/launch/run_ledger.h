@@ -32,7 +32,14 @@ class RunLedger {
                                                          const std::string& run_dir,
                                                          const LaunchOptions& options,
                                                          const Id128& run_id);
+  // Goes on with the ledger of an agent that was killed while `generation` ran.
+  static absl::StatusOr<std::unique_ptr<RunLedger>> GoOn(EventLoop& loop,
+                                                         const std::string& run_dir,
+                                                         uint64_t generation);
   ~RunLedger();
+
+  // A process that a former agent had started, and had said so.
+  void Adopted(int slot, int rank, int black_box_fd);
 
   // `black_box_fd` is borrowed for the call; each slot keeps its box for the whole job.
   void Started(const SpawnWorker& worker, int rank, int pid, int black_box_fd);
@@ -66,6 +73,7 @@ class RunLedger {
     std::optional<StepRecord> last;
     StepTotals totals;
     double peak_flops_per_second = 0;  // 0: unknown
+    int64_t known_to_ns = -1;          // start of the last step that a former agent wrote
   };
 
   RunLedger(EventLoop& loop, LedgerWriter writer);
@@ -79,7 +87,8 @@ class RunLedger {
   const int64_t boottime_minus_monotonic_ns_;
   std::map<int, Box> boxes_;
   uint64_t generation_ = 0;
-  Id128 joined_;  // zero: no run of several nodes
+  std::map<int, int64_t> known_to_ns_;  // by slot
+  Id128 joined_;                        // zero: no run of several nodes
   EventLoop::TimerId timer_ = 0;
   absl::Status error_;
 };

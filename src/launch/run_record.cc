@@ -3,6 +3,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <fstream>
 #include <nlohmann/json.hpp>
 
 #include "base/error.h"
@@ -83,6 +84,56 @@ RunRecord::RunRecord(const RunDir& run_dir, const LaunchOptions& options, const 
                  {"host", HostName()},
                  {"boot_id", BootId().hex()}});
   Write("start", fields);
+}
+
+RunRecord::RunRecord(const RunDir& run_dir, const LaunchOptions& options, const Id128& run_id,
+                     Former)
+    : run_dir_(run_dir),
+      options_(options),
+      run_id_(run_id.hex()),
+      started_at_(Clock::Real().WallTime()),
+      started_up_(Clock::Real().Uptime()),
+      world_(options.job.world) {
+  status_.run_dir = run_dir.path();
+  ReadFormer();
+}
+
+void RunRecord::ReadFormer() {
+  if (const auto former = ReadEventLog(run_dir_.path()); former.ok()) status_ = former->status;
+  status_.run_dir = run_dir_.path();
+  if (absl::Time began; absl::ParseTime(absl::RFC3339_full, status_.started_at, &began, nullptr)) {
+    started_up_ -= std::max(absl::ZeroDuration(), started_at_ - began);
+    started_at_ = began;
+  }
+  ordered_json faults = ordered_json::array();
+  std::ifstream events(run_dir_.path() + "/events.jsonl");
+  for (std::string line; std::getline(events, line);) {
+    ordered_json event = ordered_json::parse(line, nullptr, false);
+    if (!event.is_object()) continue;
+    if (event["event"] == "commit") ++generations_;
+    if (event["event"] == "worker_started" && event["attempt"] > 0) ++restarts_;
+    if (event["event"] != "fault") continue;
+    for (const char* of_the_line : {"t", "event"}) event.erase(of_the_line);
+    faults.push_back(std::move(event));
+  }
+  stop_signals_ = status_.stop_signals;
+  former_faults_ = Dump(faults, -1);
+}
+
+void RunRecord::Adopted(uint64_t generation, int workers) {
+  const auto self = ReadProcess(getpid());
+  Write("agent_adopted", {{"pid", getpid()},
+                          {"start_ticks", self.has_value() ? self->start_ticks : 0},
+                          {"host", HostName()},
+                          {"boot_id", BootId().hex()},
+                          {"generation", generation},
+                          {"workers", workers}});
+}
+
+bool RunRecord::knows(int slot, uint64_t incarnation) const {
+  return std::ranges::any_of(status_.ranks, [&](const RankStatus& rank) {
+    return rank.slot == slot && rank.incarnation == incarnation;
+  });
 }
 
 void RunRecord::Write(const char* event, const ordered_json& fields) {
@@ -246,7 +297,11 @@ absl::Status RunRecord::Finished(int exit_code, const std::string& reason) {
   // Of several nodes the coordinator counts, and tells the leading agent.
   report["budget"] = nullptr;
   if (!options_.nodes) report["budget"] = fmt::format("0 of {}", options_.job.max_restarts);
-  report["faults"] = ordered_json::array();
+  report["faults"] = ordered_json::parse(former_faults_.empty() ? "[]" : former_faults_);
+  for (const ordered_json& fault : report["faults"]) {
+    const auto budget = fault.find("budget");
+    if (budget != fault.end()) report["budget"] = *budget;
+  }
   for (const Fault& fault : faults_) {
     ordered_json json = Describe(fault.record, fault.last_lines);
     json["at"] = Utc(fault.at);

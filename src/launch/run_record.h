@@ -26,6 +26,14 @@ std::string BudgetText(const RecordFault& record);
 class RunRecord {
  public:
   RunRecord(const RunDir& run_dir, const LaunchOptions& options, const Id128& run_id);
+  // Goes on with the record of a killed agent: what it wrote counts, as far as it can be read.
+  struct Former {};
+  RunRecord(const RunDir& run_dir, const LaunchOptions& options, const Id128& run_id, Former);
+
+  // This agent has taken a killed one's place.
+  void Adopted(uint64_t generation, int workers);
+  // That this very process was started has been told.
+  bool knows(int slot, uint64_t incarnation) const;
 
   // Of a job of several nodes: its run id, once a coordinator has told it. May come twice.
   void Joined(const Id128& run_id);
@@ -74,13 +82,15 @@ class RunRecord {
     bool after_a_peer;  // failed by itself after a peer; else we stopped it
   };
 
+  void ReadFormer();
   void Write(const char* event, const nlohmann::ordered_json& fields);
 
   const RunDir& run_dir_;
   const LaunchOptions& options_;
   std::string run_id_;
-  const absl::Time started_at_;
-  const absl::Duration started_up_;
+  absl::Time started_at_;
+  absl::Duration started_up_;
+  std::string former_faults_;  // JSON, as the report has them; of an agent before this one
   std::vector<Fault> faults_;
   std::vector<Fault> job_faults_;
   std::vector<Victim> victims_;  // since the last fault that counts

@@ -60,6 +60,11 @@ JobServices::~JobServices() {
   keeper_.Detach(saves_.get());
 }
 
+absl::Status JobServices::GoOn(Kept& kept) {
+  OUTLAST_RETURN_IF_ERROR(saves_->GoOn(kept));
+  return monitor_->GoOn(kept);
+}
+
 SaveObserver JobServices::Observer() {
   SaveObserver observer;
   observer.on_durable = [this](int64_t step, const PersistResult& result) {

@@ -26,6 +26,9 @@ class JobServices {
               RunRecord& record, Console& console);
   ~JobServices();
 
+  // Goes on with what a killed agent's services kept. Before the keeper starts. Blocks on storage.
+  absl::Status GoOn(Kept& kept);
+
   void Committed(const CommitGeneration& commit);
   void Faulted(const FaultRecord& fault) {
     reached_step_ = std::max(reached_step_, fault.step_reached);

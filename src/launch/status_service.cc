@@ -84,6 +84,8 @@ StatusService::~StatusService() {
 
 absl::Status StatusService::ServeFolder() {
   const std::string& folder = record_.status().run_dir;
+  // A killed agent's may lie there; the folder is this run's alone.
+  unlink(fmt::format("{}/{}", folder, kStatusSocket).c_str());
   OUTLAST_ASSIGN_OR_RETURN(UniqueFd listener, ListenIn(folder, kStatusSocket));
   socket_path_ = fmt::format("{}/{}", folder, kStatusSocket);
   return http_.Serve(std::move(listener));
