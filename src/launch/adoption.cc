@@ -1,6 +1,7 @@
 #include "launch/adoption.h"
 
 #include <fcntl.h>
+#include <poll.h>
 #include <sys/file.h>
 #include <sys/socket.h>
 #include <sys/un.h>
@@ -15,6 +16,7 @@
 
 #include "base/error.h"
 #include "launch/process.h"
+#include "outlast/base/clock.h"
 #include "outlast/base/id.h"
 
 namespace outlast {
@@ -25,6 +27,7 @@ using nlohmann::ordered_json;
 constexpr int kVersion = 1;
 constexpr size_t kMaxFileBytes = 4 << 20;  // a command line may be long
 constexpr int kBacklog = 8;
+constexpr absl::Duration kEndingLimit = absl::Seconds(12);  // it gives its workers 10
 
 std::string JobName(const LaunchOptions& options) {
   return options.job_id.empty() ? "run" : options.job_id;
@@ -128,6 +131,17 @@ absl::StatusOr<Channel> Connect(const GuardianFile& file) {
   return Channel(std::move(fd));
 }
 
+// Waits for it.
+bool HasEnded(int process) {
+  const int64_t deadline = MonotonicNanos() + absl::ToInt64Nanoseconds(kEndingLimit);
+  while (true) {
+    pollfd ended{process, POLLIN, 0};
+    const int64_t left = std::max<int64_t>(0, (deadline - MonotonicNanos()) / 1'000'000);
+    const int ready = poll(&ended, 1, static_cast<int>(left));
+    if (ready >= 0 || errno != EINTR) return ready > 0;
+  }
+}
+
 }  // namespace
 
 std::string GuardianFilePath(const LaunchOptions& options) {
@@ -225,12 +239,17 @@ absl::StatusOr<std::optional<FoundJob>> FindJob(const LaunchOptions& options) {
                  "once its agent is gone, or choose another --run-dir or --job",
                  what, differs, file->pid);
   }
-  auto channel = Connect(*file);
-  if (!channel.ok()) return Annotate(channel.status(), what);
-  auto adoption =
-      Guardian::Adopt(file->pid, *std::move(process), *std::move(channel), file->run_id);
-  if (!adoption.ok()) return Annotate(adoption.status(), what);
-  return FoundJob{*std::move(file), *std::move(adoption)};
+  const auto adopt = [&]() -> absl::StatusOr<Guardian::Adoption> {
+    OUTLAST_ASSIGN_OR_RETURN(Channel channel, Connect(*file));
+    OUTLAST_ASSIGN_OR_RETURN(UniqueFd own, Duplicate(process->get()));
+    return Guardian::Adopt(file->pid, std::move(own), std::move(channel), file->run_id);
+  };
+  auto adoption = adopt();
+  if (adoption.ok()) return FoundJob{*std::move(file), *std::move(adoption)};
+  // One that ends its workers at this moment makes way.
+  const bool may_be_ending = absl::IsUnavailable(adoption.status());
+  if (may_be_ending && HasEnded(process->get())) return std::optional<FoundJob>();
+  return Annotate(adoption.status(), what);
 }
 
 std::string SocketOf(std::string_view run_id) { return fmt::format("outlast-guardian-{}", run_id); }

@@ -253,6 +253,8 @@ absl::Status Agent::LetOthersFindUs() {
                                    .world = options_.job.world,
                                    .flags = options_.flags,
                                    .command = options_.command}));
+  const int reaper = guardian_.reaper().get();
+  if (reaper >= 0) Keep(kReaperKey, "", {&reaper, 1});
   std::error_code unknown;  // then it stays as it is
   const auto path = std::filesystem::absolute(GuardianFilePath(options_), unknown);
   Keep(kGuardianFileKey, unknown ? GuardianFilePath(options_) : path.string(), {});
@@ -440,6 +442,7 @@ void Agent::LoseControl() {
   loop_->Unwatch(guardian_.fd());
   if (end_.has_value()) return;
   const absl::Status ended = EndDescendants(kFinishLimit);
+  guardian_.AwaitReaper(kFinishLimit);
   Finish(kExitControlLost,
          fmt::format("the guardian (process {}) was killed, and with it all workers{}",
                      guardian_.pid(),

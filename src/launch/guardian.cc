@@ -1,5 +1,6 @@
 #include "launch/guardian.h"
 
+#include <fcntl.h>
 #include <poll.h>
 #include <sys/prctl.h>
 #include <sys/wait.h>
@@ -9,6 +10,7 @@
 #include <csignal>
 
 #include "base/error.h"
+#include "launch/adoption.h"
 #include "launch/guardian_process.h"
 #include "launch/guardian_wire.h"
 #include "launch/process.h"
@@ -16,25 +18,83 @@
 
 namespace outlast {
 
+namespace {
+
+constexpr absl::Duration kReaperLimit = absl::Seconds(10);
+
+// Between the agent and a guardian that may outlive it: inherits and ends what a killed guardian
+// leaves, as the agent does for one that ends with it. `alive` is open as long as it lives.
+// Returns in the guardian, which has a door by then, and has said so with its pid: the kernel tells
+// whoever knocks the pid of the process that listened.
+UniqueFd StartBelowReaper(const Channel& channel, UniqueFd alive, const std::string& run_id) {
+  prctl(PR_SET_NAME, "outlast-reaper");
+  setsid();
+  if (prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0) != 0) _exit(1);
+  const pid_t guardian = fork();
+  if (guardian == 0) {
+    auto door = ListenForAgents(run_id);
+    const pid_t self = getpid();
+    if (!door.ok() || write(alive.get(), &self, sizeof self) != sizeof self) _exit(1);
+    return *std::move(door);
+  }
+  close(channel.fd());  // the guardian's alone
+  const UniqueFd null(open("/dev/null", O_RDWR | O_CLOEXEC));
+  for (int fd = 0; fd < 3; ++fd) dup2(null.get(), fd);
+  while (waitpid(guardian, nullptr, 0) < 0 && errno == EINTR) {
+  }
+  _exit(EndDescendants(kReaperLimit).ok() ? 0 : 1);
+}
+
+}  // namespace
+
 absl::StatusOr<std::unique_ptr<Guardian>> Guardian::Fork(const GuardianCommand& command) {
   if (prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0) != 0)
     return ErrnoStatus(errno, "become a subreaper");
   OUTLAST_ASSIGN_OR_RETURN(auto ends, Channel::MakePair());
+  const bool may_outlive = command.adopt_within > absl::ZeroDuration();
+  UniqueFd reaper, reaper_end;
+  if (may_outlive) {
+    int pipe_ends[2];
+    if (pipe2(pipe_ends, O_CLOEXEC) != 0) return ErrnoStatus(errno, "make a pipe");
+    reaper = UniqueFd(pipe_ends[0]);
+    reaper_end = UniqueFd(pipe_ends[1]);
+  }
   // Blocked from its first instruction: a Ctrl-C between fork and the guardian's own set-up must
   // not end it.
   sigset_t all, before;
   sigfillset(&all);
   sigprocmask(SIG_SETMASK, &all, &before);
+  const pid_t agent = getpid();
   const pid_t pid = fork();
   if (pid == 0) {
     ends.first = Channel();
-    RunGuardian(command, std::move(ends.second));
+    reaper.Reset();
+    UniqueFd door;
+    if (may_outlive) door = StartBelowReaper(ends.second, std::move(reaper_end), command.run_id);
+    RunGuardian(command, std::move(ends.second), agent, std::move(door));
     _exit(0);
   }
   const int fork_errno = errno;
   sigprocmask(SIG_SETMASK, &before, nullptr);
   if (pid < 0) return ErrnoStatus(fork_errno, "fork the guardian");
-  return std::unique_ptr<Guardian>(new Guardian(pid, std::move(ends.first)));
+  std::unique_ptr<Guardian> guardian(new Guardian(pid, std::move(ends.first)));
+  if (!may_outlive) return guardian;
+  reaper_end.Reset();
+  ssize_t count;
+  while ((count = read(reaper.get(), &guardian->pid_, sizeof guardian->pid_)) < 0 &&
+         errno == EINTR) {
+  }
+  if (count != sizeof guardian->pid_)
+    return Error(absl::StatusCode::kUnavailable, "the guardian could not be forked");
+  guardian->child_ = pid;
+  guardian->reaper_ = std::move(reaper);
+  return guardian;
+}
+
+void Guardian::AwaitReaper(absl::Duration limit) {
+  if (!reaper_.is_open()) return;
+  pollfd ended{reaper_.get(), POLLIN, 0};
+  poll(&ended, 1, static_cast<int>(absl::ToInt64Milliseconds(limit)));
 }
 
 absl::StatusOr<Guardian::Adoption> Guardian::Adopt(pid_t pid, UniqueFd process, Channel channel,
@@ -45,8 +105,12 @@ absl::StatusOr<Guardian::Adoption> Guardian::Adopt(pid_t pid, UniqueFd process, 
   OUTLAST_RETURN_IF_ERROR(channel.Send(order.bytes()));
   Adoption adoption;
   adoption.guardian.reset(new Guardian(pid, std::move(channel)));
+  adoption.guardian->child_ = 0;
   adoption.guardian->process_ = std::move(process);
   const absl::Status taken = adoption.guardian->TakeKept(adoption);
+  if (const auto reaper = adoption.kept.find(kReaperKey);
+      reaper != adoption.kept.end() && !reaper->second.fds.empty())
+    adoption.guardian->reaper_ = std::move(reaper->second.fds.front());
   if (taken.ok()) return adoption;
   adoption.guardian->Abandon();
   return taken;
@@ -195,8 +259,8 @@ absl::Status Guardian::Finish(absl::Duration limit) {
   // Told so, it knows that the agent was not killed.
   Order(static_cast<uint8_t>(GuardianOrder::kFinish), 0, 0, 0).IgnoreError();
   // Its handle first: after waitpid the pid may be anybody's.
-  const bool is_child = !process_.is_open();
-  absl::StatusOr<UniqueFd> process = is_child ? OpenPidFd(pid_) : std::move(process_);
+  const bool is_child = child_ > 0;
+  absl::StatusOr<UniqueFd> process = is_child ? OpenPidFd(child_) : std::move(process_);
   channel_ = Channel();  // the guardian ends at the end of file too
   if (process.ok()) {
     pollfd ended{process->get(), POLLIN, 0};
@@ -212,7 +276,7 @@ absl::Status Guardian::Finish(absl::Duration limit) {
                    absl::ToDoubleSeconds(limit));
     }
   }
-  while (is_child && waitpid(pid_, nullptr, 0) < 0 && errno == EINTR) {
+  while (is_child && waitpid(child_, nullptr, 0) < 0 && errno == EINTR) {
   }
   return absl::OkStatus();
 }

@@ -21,8 +21,8 @@
 // (run/vault.h), tells joined workers that their generation has ended, and waits for the next agent
 // (adoption.h), so long at most; then it ends all as above. Not while the job was ending anyway,
 // and not before the agent kept kGuardianFileKey, for then nobody could find it. While it waits,
-// SIGTERM ends it and all workers. Helpers of workers that a killed guardian leaves behind are not
-// below an agent that has adopted: it finds them by their tag alone.
+// SIGTERM ends it and all workers. For an agent that has adopted is no ancestor of the workers,
+// such a guardian has a small reaper above it, which ends what a killed guardian leaves.
 #pragma once
 
 #include <signal.h>
@@ -63,6 +63,8 @@ struct GuardianCommand {
 // Keys that the guardian itself understands.
 inline constexpr char kGuardianFileKey[] = "guardian.file";  // bytes: a path; removed at its end
 inline constexpr char kJobMemoKey[] = "job";                 // bytes: EncodeJobMemo
+// A pipe that is readable once the reaper has ended; the agent keeps it.
+inline constexpr char kReaperKey[] = "guardian.reaper";
 
 struct WorkerSpec {
   int slot = 0;
@@ -159,6 +161,11 @@ class Guardian {
 
   // For the agent after this one (Vault::Keep).
   absl::Status Keep(const std::string& key, std::string_view bytes, std::span<const int> fds);
+  // Of a guardian with adopt_within; else closed.
+  const UniqueFd& reaper() const { return reaper_; }
+  // The guardian is gone: until what it left has been ended, so long at most. At once without
+  // adopt_within.
+  void AwaitReaper(absl::Duration limit);
   // Leaves it to the next agent, as a kill of this one would.
   void Abandon();
 
@@ -170,12 +177,14 @@ class Guardian {
   absl::Status Finish(absl::Duration limit);
 
  private:
-  Guardian(pid_t pid, Channel channel) : pid_(pid), channel_(std::move(channel)) {}
+  Guardian(pid_t pid, Channel channel) : pid_(pid), child_(pid), channel_(std::move(channel)) {}
   absl::Status TakeKept(Adoption& adoption);
   absl::Status Order(uint8_t kind, int slot, uint64_t incarnation, int signal);
 
   pid_t pid_;
-  UniqueFd process_;  // of one that is no child of ours
+  pid_t child_;       // it, or the reaper above it; 0: another agent's
+  UniqueFd process_;  // of one that is another agent's
+  UniqueFd reaper_;
   Channel channel_;
   bool finished_ = false;
 };

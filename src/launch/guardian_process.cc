@@ -73,8 +73,12 @@ struct Fate {
 
 class GuardianProcess {
  public:
-  GuardianProcess(const GuardianCommand& command, Channel agent)
-      : command_(command), agent_(std::move(agent)), self_(getpid()) {}
+  GuardianProcess(const GuardianCommand& command, Channel agent, pid_t agent_pid, UniqueFd door)
+      : command_(command),
+        agent_(std::move(agent)),
+        self_(getpid()),
+        agent_pid_(agent_pid),
+        door_(std::move(door)) {}
 
   bool SetUp();
   void Serve();
@@ -144,11 +148,12 @@ class GuardianProcess {
   std::optional<TemplateProcess> template_;
   std::string run_dir_;
   bool was_told_to_finish_ = false;
+  bool was_terminated_ = false;  // since an agent came last
   // For the next agent.
   Kept kept_;
   std::map<int, Fate> fates_;  // by slot
-  pid_t agent_pid_ = getppid();
-  UniqueFd door_;      // listens for one
+  pid_t agent_pid_;
+  UniqueFd door_;      // listens for one; closed: nobody may come
   Channel candidate_;  // connected, and has not said yet what it wants
   pid_t candidate_pid_ = 0;
   int64_t candidate_due_ = 0;
@@ -169,10 +174,6 @@ bool GuardianProcess::SetUp() {
   sigaddset(&child, SIGCHLD);
   sigaddset(&child, SIGTERM);
   child_ended_ = UniqueFd(signalfd(-1, &child, SFD_CLOEXEC | SFD_NONBLOCK));
-  // Without a door it ends with its agent, which cannot keep its file then and says so.
-  if (command_.adopt_within > absl::ZeroDuration()) {
-    if (auto door = ListenForAgents(command_.run_id); door.ok()) door_ = *std::move(door);
-  }
   return child_ended_.is_open();
 }
 
@@ -186,16 +187,14 @@ void GuardianProcess::Serve() {
                        {door, POLLIN, 0},
                        {candidate_.fd(), POLLIN, 0}};
     if (poll(waits, 5, PollMillis()) < 0 && errno != EINTR) return;
-    bool is_told_to_end = false;
     if (waits[1].revents != 0) {
       signalfd_siginfo info[16];
       ssize_t bytes;
       while ((bytes = read(child_ended_.get(), info, sizeof info)) > 0) {
         for (size_t i = 0; i < static_cast<size_t>(bytes) / sizeof info[0]; ++i)
-          is_told_to_end = is_told_to_end || info[i].ssi_signo == SIGTERM;
+          was_terminated_ = was_terminated_ || info[i].ssi_signo == SIGTERM;
       }
     }
-    if (is_told_to_end && !has_agent()) return;  // an agent is told itself
     // Before children are reaped: what it has forked must be known by then.
     if (template_.has_value()) ListenToTemplate(waits[2].revents != 0);
     Reap();
@@ -203,6 +202,7 @@ void GuardianProcess::Serve() {
       if (was_told_to_finish_ || !MayOutliveAgent()) return;
       LoseAgent();
     }
+    if (was_terminated_ && !has_agent()) return;  // an agent decides itself
     // Behind the news of the former agent.
     if (waits[3].revents != 0) Meet();
     if (waits[4].revents != 0) Hear();
@@ -296,6 +296,7 @@ void GuardianProcess::RefuseCandidate(const std::string& why) {
 bool GuardianProcess::Welcome() {
   agent_ = std::exchange(candidate_, Channel());
   agent_pid_ = candidate_pid_;
+  was_terminated_ = false;
   for (const auto& [key, item] : kept_) {
     std::vector<int> fds;
     for (const UniqueFd& fd : item.fds) fds.push_back(fd.get());
@@ -737,8 +738,8 @@ bool GuardianProcess::Say(const Channel& to, GuardianReportKind kind, int slot,
 
 }  // namespace
 
-void RunGuardian(const GuardianCommand& command, Channel agent) {
-  GuardianProcess process(command, std::move(agent));
+void RunGuardian(const GuardianCommand& command, Channel agent, pid_t agent_pid, UniqueFd door) {
+  GuardianProcess process(command, std::move(agent), agent_pid, std::move(door));
   if (process.SetUp()) process.Serve();
   process.CloseDoor();
   EndDescendants(kEndAllLimit).IgnoreError();

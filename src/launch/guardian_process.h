@@ -8,6 +8,6 @@ namespace outlast {
 
 // Serves the agent until it closes its end or orders the finish, ends every descendant, and
 // returns.
-void RunGuardian(const GuardianCommand& command, Channel agent);
+void RunGuardian(const GuardianCommand& command, Channel agent, pid_t agent_pid, UniqueFd door);
 
 }  // namespace outlast
