@@ -96,7 +96,7 @@ std::string TextOf(const ExecFailure& failure) {
 
 // Not vfork, under which a program on a disk that hangs would stop the parent too.
 void BecomeProgram(const std::string& program, const Birth& birth, const PreparedBirth& prepared,
-                   pid_t parent, const sigset_t& mask, int failure_pipe) {
+                   pid_t parent, const Inherited& inherited, int failure_pipe) {
   setpgid(0, 0);
   prctl(PR_SET_PDEATHSIG, SIGKILL);
   if (getppid() != parent) _exit(127);  // it died before the line above
@@ -106,7 +106,8 @@ void BecomeProgram(const std::string& program, const Birth& birth, const Prepare
   }
   BindToCpus(0, birth.binding);
   PreferMemoryOf(birth.binding.numa);
-  sigprocmask(SIG_SETMASK, &mask, nullptr);
+  if (inherited.descriptors.rlim_max != 0) setrlimit(RLIMIT_NOFILE, &inherited.descriptors);
+  sigprocmask(SIG_SETMASK, &inherited.mask, nullptr);
   execve(program.c_str(), prepared.arguments.data(), prepared.environment.data());
   FailChild(failure_pipe, kRunStep);
 }

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <signal.h>
+#include <sys/resource.h>
 #include <sys/types.h>
 
 #include <cstdint>
@@ -46,9 +47,13 @@ struct ExecFailure {
 std::string TextOf(const ExecFailure& failure);
 
 // In the child of `parent`, which has one thread.
+struct Inherited {
+  const sigset_t& mask;
+  const rlimit& descriptors;  // the limit on them; rlim_max 0: the parent's
+};
 [[noreturn]] void BecomeProgram(const std::string& program, const Birth& birth,
-                                const PreparedBirth& prepared, pid_t parent, const sigset_t& mask,
-                                int failure_pipe);
+                                const PreparedBirth& prepared, pid_t parent,
+                                const Inherited& inherited, int failure_pipe);
 
 // Binds `pid`, 0: the caller, to the CPUs; none: as it is. A cpuset may have shrunk since the
 // topology was read: then the caller's own errors say so, and it runs where it may.

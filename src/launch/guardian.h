@@ -26,6 +26,7 @@
 #pragma once
 
 #include <signal.h>
+#include <sys/resource.h>
 #include <sys/types.h>
 
 #include <array>
@@ -58,6 +59,7 @@ struct GuardianCommand {
   std::string run_id;
   sigset_t signal_mask = {};                           // the workers'
   absl::Duration adopt_within = absl::ZeroDuration();  // zero: it ends with its agent
+  rlimit descriptors = {};  // the workers' limit on them; rlim_max 0: the guardian's
 };
 
 // Keys that the guardian itself understands.

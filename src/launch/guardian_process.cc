@@ -163,6 +163,8 @@ class GuardianProcess {
 bool GuardianProcess::SetUp() {
   prctl(PR_SET_NAME, "outlast-guard");
   BecomePrompt();
+  // What it keeps for the next agent is several a worker.
+  if (door_.is_open()) RaiseDescriptorLimit();
   setsid();  // Ctrl-C in the terminal is for the agent, which then asks the workers
   if (prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0) != 0) return false;
   // It must not hold the user's pipes open when the agent is gone.
@@ -504,7 +506,8 @@ void GuardianProcess::Deliver(Birth birth) {
     return RefuseBirth(birth, MessageOf(ready));
   ward.pid = fork();
   if (ward.pid == 0) {
-    BecomeProgram(command_.program, birth, prepared, self_, command_.signal_mask, write_end.get());
+    BecomeProgram(command_.program, birth, prepared, self_,
+                  {command_.signal_mask, command_.descriptors}, write_end.get());
   }
   if (ward.pid < 0) return RefuseBirth(birth, fmt::format("fork: {}", std::strerror(errno)));
   setpgid(ward.pid,

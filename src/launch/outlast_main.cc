@@ -1,6 +1,7 @@
 // The tool `outlast`.
 #include <fcntl.h>
 #include <signal.h>
+#include <sys/resource.h>
 #include <unistd.h>
 
 #include <cstdio>
@@ -85,7 +86,10 @@ int Run(const std::vector<std::string>& arguments) {
 
   const Id128 run_id = Id128::Random();
   GuardianCommand orders{command->program, command->arguments, run_id.hex(), {}};
-  if (options->on_agent_death == OnAgentDeath::kAdopt) orders.adopt_within = options->adopt_within;
+  if (options->on_agent_death == OnAgentDeath::kAdopt) {
+    orders.adopt_within = options->adopt_within;
+    getrlimit(RLIMIT_NOFILE, &orders.descriptors);
+  }
   sigprocmask(SIG_SETMASK, nullptr, &orders.signal_mask);
   const auto guardian = Guardian::Fork(orders);
   if (!guardian.ok()) return Refuse(guardian.status());

@@ -70,7 +70,8 @@ absl::Status TemplateProcess::TryStart() {
   OUTLAST_RETURN_IF_ERROR(Prepare(birth, std::string(kTagRoom, '-'), arguments_, prepared));
   const pid_t pid = fork();
   if (pid == 0)
-    BecomeProgram(program_, birth, prepared, guardian_, orders_.signal_mask, write_end.get());
+    BecomeProgram(program_, birth, prepared, guardian_, {orders_.signal_mask, orders_.descriptors},
+                  write_end.get());
   if (pid < 0) return ErrnoStatus(errno, "fork");
   setpgid(pid, pid);
   pid_ = pid;

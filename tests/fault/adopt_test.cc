@@ -228,7 +228,8 @@ TEST_F(Adopt, AWorkerThatDiedMeanwhileIsReplacedAndTheOthersAreNot) {
 
 // Rank 1 fails once it is let go; so the code tells whether its end was heard of.
 std::string PlainScript() {
-  return "echo $$ >>pids; echo ready >ready.$RANK; cat go.$RANK >/dev/null; exit $((RANK * 7))";
+  return "echo $$ >>pids; ulimit -n >limit.$RANK; echo ready >ready.$RANK; cat go.$RANK "
+         ">/dev/null; exit $((RANK * 7))";
 }
 
 class AdoptPlain : public Adopt {
@@ -258,6 +259,9 @@ TEST_F(AdoptPlain, ProgramsRunOnAndTheirCodesCount) {
 
   EXPECT_EQ(job.Wait().code, 7) << job.Read("err");
   EXPECT_EQ(job.ReadPids("pids").size(), 2u);
+  rlimit given{};  // what the guardian needs for itself is not the workers'
+  ASSERT_EQ(getrlimit(RLIMIT_NOFILE, &given), 0);
+  EXPECT_EQ(job.Read("limit.0"), std::to_string(given.rlim_cur) + "\n");
 }
 
 TEST_F(AdoptPlain, ProgramsThatEndedMeanwhileAreHeardOf) {

@@ -82,7 +82,7 @@ TEST(GuardianFile, NamesWhatDiffers) {
 }
 
 TEST(GuardianFile, TakesThePlaceOfADeadOneAndOfNoOther) {
-  const testing::TempFolder folder;
+  const TempFolder folder;
   LaunchOptions options = SameAs(Own());
   options.run_dir = folder.path();
   options.job_id = "j7";
@@ -98,7 +98,7 @@ TEST(GuardianFile, TakesThePlaceOfADeadOneAndOfNoOther) {
 }
 
 TEST(FindJob, BeginsAnewWhereNobodyIsOrTheGuardianIsGone) {
-  const testing::TempFolder folder;
+  const TempFolder folder;
   LaunchOptions options = SameAs(Own());
   options.run_dir = folder.path();
   auto found = FindJob(options);
@@ -113,7 +113,7 @@ TEST(FindJob, BeginsAnewWhereNobodyIsOrTheGuardianIsGone) {
 }
 
 TEST(FindJob, DoesNotTrustAnotherProcessOnTheSocket) {
-  const testing::TempFolder folder;
+  const TempFolder folder;
   GuardianFile file = Own();
   file.pid = getppid();
   file.start_ticks = ReadProcess(getppid())->start_ticks;
