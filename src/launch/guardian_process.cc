@@ -205,9 +205,10 @@ void GuardianProcess::Serve() {
       LoseAgent();
     }
     if (was_terminated_ && !has_agent()) return;  // an agent decides itself
-    // Behind the news of the former agent.
     if (waits[3].revents != 0) Meet();
-    if (waits[4].revents != 0) Hear();
+    // Of an agent that is gone all orders are read first: so long it still counts as there.
+    const bool is_agent_leaving = has_agent() && (waits[0].revents & POLLHUP) != 0;
+    if (waits[4].revents != 0 && !is_agent_leaving) Hear();
     if (candidate_.fd() >= 0 && MonotonicNanos() >= candidate_due_) candidate_ = Channel();
     if (!has_agent() && MonotonicNanos() >= adopt_due_) return;
     Settle();
