@@ -246,7 +246,8 @@ absl::StatusOr<RestoreChoice> RestoreChoice::Decode(std::string_view payload) {
   choice.served_by = reader.Int<uint32_t>();
   choice.served_turn = reader.Int<uint32_t>();
   choice.folder = std::string(reader.Text());
-  if (!reader.ok() || source > static_cast<uint8_t>(RestoreSource::kPeer)) return Malformed("choice of a restore");
+  if (!reader.ok() || source > static_cast<uint8_t>(RestoreSource::kPeer))
+    return Malformed("choice of a restore");
   choice.source = static_cast<RestoreSource>(source);
   return choice;
 }

@@ -57,8 +57,7 @@ JobMemo Job::Memo() const {
   return memo;
 }
 
-Job::Job(JobOptions options, const JobMemo& memo, uint64_t seed)
-    : Job(std::move(options), seed) {
+Job::Job(JobOptions options, const JobMemo& memo, uint64_t seed) : Job(std::move(options), seed) {
   using Where = JobMemo::Where;
   constexpr std::pair<Where, State> kStates[] = {{Where::kNone, State::kNone},
                                                  {Where::kStarting, State::kStarting},

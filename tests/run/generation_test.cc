@@ -103,9 +103,7 @@ absl::Status WaitForEver(Generation& generation) {
 // Rank 0 says that it is there, and rank 1 crashes after that: else it might crash before rank 0
 // has joined. What rank 0 is answered is open: the crash may end its generation, or the job, before
 // the answer arrives. That its word arrived is for rank 1 to see.
-void SayThere(Generation& generation) {
-  (void)generation.Put("rank 0", "there");
-}
+void SayThere(Generation& generation) { (void)generation.Put("rank 0", "there"); }
 absl::Status CrashWhenRank0IsThere(Generation& generation) {
   EXPECT_TRUE(generation.Get("rank 0", kPatience).ok());
   return absl::InternalError("a crash");
