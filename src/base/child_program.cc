@@ -30,6 +30,7 @@ struct Prepared {
   const char* folder = nullptr;
   int output = -1;
   pid_t parent = 0;
+  int death_signal = SIGKILL;
 };
 
 void Prepare(const ProgramCall& call, Prepared& prepared) {
@@ -51,12 +52,13 @@ void Prepare(const ProgramCall& call, Prepared& prepared) {
   prepared.environment.push_back(nullptr);
   if (!call.folder.empty()) prepared.folder = call.folder.c_str();
   prepared.parent = getpid();
+  prepared.death_signal = call.death_signal;
 }
 
 // In the child, which shares our memory until it calls exec: only calls that change nothing in it.
 [[noreturn]] void BecomeProgram(const Prepared& prepared) {
   setpgid(0, 0);
-  prctl(PR_SET_PDEATHSIG, SIGKILL);
+  prctl(PR_SET_PDEATHSIG, prepared.death_signal);
   if (getppid() != prepared.parent) _exit(kNotStarted);
   signal(SIGPIPE, SIG_DFL);
   const int null = open("/dev/null", O_RDONLY);

@@ -1,6 +1,7 @@
 // Runs another program to its end, or to a deadline.
 #pragma once
 
+#include <csignal>
 #include <cstddef>
 #include <functional>
 #include <string>
@@ -17,6 +18,9 @@ struct ProgramCall {
   std::string folder;                // where it runs; empty: where we do
   std::vector<std::pair<std::string, std::string>> environment;  // besides our own
   absl::Duration deadline = absl::InfiniteDuration();
+  // What the program gets when the calling thread dies, so that it is not left alone: SIGTERM for
+  // one that then ends what it has started.
+  int death_signal = SIGKILL;
   size_t keep_output = 8 << 10;  // bytes: at least so much of its end is kept
   // While this descriptor can be read, `stops` is asked, on the calling thread; once it says yes
   // the program gets SIGTERM, and `stop_grace` to end by itself. Borrowed; -1: none.

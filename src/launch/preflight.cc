@@ -188,6 +188,7 @@ NodeLook LookAtNode(const std::string& folder, const std::vector<std::string>& p
     call.command.insert(call.command.end(), {"--probe", probe});
   // The tool keeps to its own deadlines; and it may take a while to end what hangs.
   call.deadline = kBeginWithin + static_cast<int>(2 + probes.size()) * usual.limit;
+  call.death_signal = SIGTERM;
   call.stop_fd = stop_fd;
   call.stops = std::move(stops);
   const auto end = RunProgram(call);

@@ -96,6 +96,12 @@ class Nodes : public ::testing::Test {
   void EndTraining() const { std::ofstream(Path("until")) << "now\n"; }
 
   std::vector<Round> Rounds() const { return ReadRounds(Path("log")); }
+  // A probe that does not end, and has a helper in a session of its own: its pid is in Path("pid").
+  std::string ProbeWithHelper() const {
+    return "setsid sh -c 'echo $$ >" + Path("pid.new") + "; exec sleep 600' & while [ ! -s " +
+           Path("pid.new") + " ]; do sleep 0.01; done; mv " + Path("pid.new") + " " + Path("pid") +
+           "; wait";
+  }
   // Waits until the log says so.
   bool Comes(const std::function<bool(const std::vector<Round>&)>& what, int seconds = 40) const {
     const absl::Duration deadline = Clock::Real().Uptime() + Within(seconds);
@@ -917,11 +923,7 @@ TEST_F(Nodes, ASignalThatComesWhileTheNodeIsLookedAtEndsTheAgentAndTheProbe) {
   const std::map<int, int> code_of = {{SIGTERM, 81}, {SIGUSR1, 81}, {SIGINT, 130}, {SIGHUP, 129}};
   for (const auto& [signal, code] : code_of) {
     fs::remove(Path("pid"));
-    const std::string probe = "setsid sh -c 'echo $$ >" + Path("pid.new") +
-                              "; exec sleep 600' & while [ ! -s " + Path("pid.new") +
-                              " ]; do sleep 0.01; done; mv " + Path("pid.new") + " " + Path("pid") +
-                              "; wait";
-    StartTrainer(1, "2", {"--preflight", "on", "--probe", probe});
+    StartTrainer(1, "2", {"--preflight", "on", "--probe", ProbeWithHelper()});
     ASSERT_TRUE(Comes([&](const std::vector<Round>&) { return fs::exists(Path("pid")); }, 60))
         << Seen();
     const pid_t helper = std::stoi(Read("pid"));
@@ -935,6 +937,17 @@ TEST_F(Nodes, ASignalThatComesWhileTheNodeIsLookedAtEndsTheAgentAndTheProbe) {
     EXPECT_THAT(agents_.at(1)->seen(), Not(HasSubstr("leads job")));
     EXPECT_EQ(Report(1)["exit_code"], code);
   }
+}
+
+TEST_F(Nodes, AnAgentThatIsKilledWhileItsNodeIsLookedAtLeavesNoProbe) {
+  StartTrainer(1, "2", {"--preflight", "on", "--probe", ProbeWithHelper()});
+  ASSERT_TRUE(Comes([&](const std::vector<Round>&) { return fs::exists(Path("pid")); }, 60))
+      << Seen();
+  const pid_t helper = std::stoi(Read("pid"));
+
+  agents_.at(1)->Signal(SIGKILL);
+
+  EXPECT_TRUE(Comes([&](const std::vector<Round>&) { return !is_alive(helper); }, 8));
 }
 
 TEST_F(Nodes, ASignalThatComesWhileTooFewNodesAreHereEndsTheAgent) {
