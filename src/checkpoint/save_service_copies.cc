@@ -1,15 +1,11 @@
 #include "checkpoint/save_service_copies.h"
 
-#include <sys/sysinfo.h>
-
 #include <algorithm>
-#include <charconv>
 #include <cstring>
-#include <fstream>
-#include <sstream>
 #include <utility>
 
 #include "base/error.h"
+#include "base/machine_memory.h"
 #include "base/socket.h"
 #include "outlast/base/clock.h"
 #include "outlast/base/crc32c.h"
@@ -17,29 +13,6 @@
 
 namespace outlast {
 namespace {
-
-std::string ReadText(const std::string& path) {
-  std::ifstream file(path);
-  return {std::istreambuf_iterator<char>(file), {}};
-}
-
-// Of the machine, or of the nearest control group above this process that has a limit.
-uint64_t MemoryBytes() {
-  struct sysinfo info {};
-  uint64_t bytes = sysinfo(&info) == 0 ? static_cast<uint64_t>(info.totalram) * info.mem_unit : 0;
-  std::istringstream groups(ReadText("/proc/self/cgroup"));
-  for (std::string line; std::getline(groups, line);) {
-    if (!line.starts_with("0::/")) continue;
-    for (std::string group = line.substr(3); !group.empty();
-         group.resize(group.find_last_of('/'))) {
-      const std::string limit = ReadText("/sys/fs/cgroup" + group + "/memory.max");
-      uint64_t value = 0;
-      const auto [end, error] = std::from_chars(limit.data(), limit.data() + limit.size(), value);
-      if (error == std::errc() && end != limit.data()) bytes = std::min(bytes, value);
-    }
-  }
-  return bytes;
-}
 
 absl::Status Cancelled() { return absl::AbortedError("the generation ended"); }
 
@@ -127,7 +100,7 @@ std::unique_ptr<SaveService::Nodes::Copies> SaveService::Nodes::Copies::Start(No
   const PeerTierOptions& options = nodes.of_.options_.peers;
   if (options.bytes_per_second == 0) return nullptr;
   std::unique_ptr<Copies> copies(
-      new Copies(nodes, options.most_bytes != 0 ? options.most_bytes : MemoryBytes() / 4));
+      new Copies(nodes, options.most_bytes != 0 ? options.most_bytes : MachineMemoryBytes() / 4));
   Keeper& keeper = nodes.of_.keeper_;
   ReplicaLinkOptions link{.job = nodes.of_.options_.job_name,
                           .node = keeper.node(),

@@ -1,12 +1,11 @@
 // What comes before the first save: the root, its tiers, and the ranks' snapshot buffers.
-#include <sys/sysinfo.h>
-
 #include <algorithm>
 #include <numeric>
 #include <string>
 #include <utility>
 
 #include "base/error.h"
+#include "base/machine_memory.h"
 #include "checkpoint/made_buffers.h"
 #include "checkpoint/save_service_nodes.h"
 #include "outlast/base/clock.h"
@@ -16,11 +15,6 @@ namespace outlast {
 namespace {
 
 constexpr uint32_t kExtraCountBytes = 64;  // before the pairs
-
-uint64_t MemoryBytes() {
-  struct sysinfo info {};
-  return sysinfo(&info) == 0 ? static_cast<uint64_t>(info.totalram) * info.mem_unit : 0;
-}
 
 BufferLayout LayoutOf(const Assignment& assignment, int64_t extras_bytes) {
   return {.image_bytes = assignment.image_bytes(),
@@ -33,7 +27,7 @@ int BufferCount(int wanted, const std::vector<Assignment>& assignments, int64_t 
   uint64_t three = 0;
   for (const Assignment& assignment : assignments)
     three += 3 * LayoutOf(assignment, extras_bytes).buffer_bytes();
-  return three <= MemoryBytes() / 2 ? 3 : 2;
+  return three <= MachineMemoryBytes() / 2 ? 3 : 2;
 }
 
 }  // namespace

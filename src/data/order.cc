@@ -1,16 +1,9 @@
 #include "outlast/data/order.h"
 
+#include "base/split_mix.h"
+
 namespace outlast {
 namespace {
-
-constexpr uint64_t kGoldenGamma =
-    0x9e3779b97f4a7c15;  // SplitMix64's step: 2^64 over the golden ratio, made odd
-
-uint64_t Mix(uint64_t value) {
-  value = (value ^ (value >> 30)) * 0xbf58476d1ce4e5b9;
-  value = (value ^ (value >> 27)) * 0x94d049bb133111eb;
-  return value ^ (value >> 31);
-}
 
 // At least 3: halves of one or two bits give a network too few distinct permutations.
 int HalfBits(uint64_t size) {

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <cstring>
 
+#include "base/split_mix.h"
 #include "outlast/elastic/exit_code.h"
 
 namespace outlast {
@@ -27,21 +28,13 @@ bool MayRetryCode(const FaultRecord& fault, const JobOptions& options, int code)
   return options.retry_codes.empty() || Contains(options.retry_codes, code);
 }
 
-// SplitMix64's finaliser (Steele, Lea and Flood 2014): seeds that differ in a bit give numbers that
-// differ in half of them.
-uint64_t Mixed(uint64_t bits) {
-  bits = (bits ^ (bits >> 30)) * 0xbf58476d1ce4e5b9;
-  bits = (bits ^ (bits >> 27)) * 0x94d049bb133111eb;
-  return bits ^ (bits >> 31);
-}
-
 }  // namespace
 
 absl::Duration BackOff(int restarts_before, uint64_t seed) {
   if (restarts_before == 0) return absl::ZeroDuration();
   const int64_t most = std::min(60, 1 << std::min(restarts_before - 1, 6));
   // Of each attempt another part.
-  const uint64_t part = Mixed(seed + static_cast<uint64_t>(restarts_before) * 0x9e3779b97f4a7c15);
+  const uint64_t part = Mix(seed + static_cast<uint64_t>(restarts_before) * kGoldenGamma);
   return absl::Milliseconds(500 * most + static_cast<int64_t>(part >> 32) % (500 * most + 1));
 }
 

@@ -29,14 +29,16 @@ absl::StatusOr<Message> SocketLink::Call(MessageKind kind, uint64_t generation,
   Waiting waiting;
   waiting.generation = generation;
   Message message{.kind = kind, .generation = generation, .payload = std::string(payload)};
+  std::string encoded;
   {
     MutexLock lock(mutex_);
     OUTLAST_RETURN_IF_ERROR(CheckOpen(generation));
     message.request = next_request_++;
-    if (generation == 0) waiting.encoded = Encode(message);
+    encoded = Encode(message);
+    if (generation == 0) waiting.encoded = encoded;
     waiting_[message.request] = &waiting;
   }
-  const absl::Status sent = channel_.Send(Encode(message));
+  const absl::Status sent = channel_.Send(encoded);
   MutexLock lock(mutex_);
   if (!sent.ok() && !waiting.done) Finish(waiting, Annotate(sent, "ask the agent"));
   while (!waiting.done && Clock::Real().Uptime() < deadline)
