@@ -203,7 +203,9 @@ class Checkpointer::Impl {
   bool HasMemoryOf(const StateView& state) const;
   void KeepRegions(const StateView& state);
   bool IsSnapshotDue(int64_t step) const;
-  bool IsDiskDue(int64_t step) const;
+  bool IsDiskDue(int64_t step);
+  bool IsWanted(int64_t step);
+  void TellSkipped(int64_t step, uint64_t generation);
   void ConsiderCadence(int64_t step);
   void AddStall(int64_t started_ns);
 
@@ -224,9 +226,10 @@ class Checkpointer::Impl {
   int64_t state_step_ = 0;  // of the trainer's state, as it was restored or saved last
   absl::Status CheckStep(int64_t step, std::string_view call) const;
   std::optional<Live> live_;
-  std::optional<Live> ahead_;  // what was brought back before the body asked
-  StateView state_;            // restore_ahead: the regions as they were given last
-  std::optional<Live> disk_;   // the newest snapshot that the disk was to get
+  std::optional<Live> ahead_;   // what was brought back before the body asked
+  StateView state_;             // restore_ahead: the regions as they were given last
+  std::optional<Live> disk_;    // the newest snapshot that the disk was to get
+  std::optional<Live> missed_;  // the newest step that the keeper wanted too late
   bool updates_are_announced_ =
       false;  // BeforeUpdate was called since the last save: copies may be lazy
   uint64_t updates_ = 0;
@@ -395,6 +398,9 @@ absl::Status Checkpointer::Impl::MakeSnapshotter(const Message& answer, const St
     run_.link()
         .Notify(MessageKind::kSealed, generation, payload)
         .IgnoreError();  // a lost keeper ends this process anyway
+  };
+  options.on_wanted_lost = [this](int64_t step, uint64_t generation) {
+    TellSkipped(step, generation);
   };
   options.on_memory_sealed = [this](uint64_t generation) {
     if (!table_->is_led()) return;
@@ -671,8 +677,25 @@ absl::Status Checkpointer::Impl::BeforeUpdate() {
   return absl::OkStatus();
 }
 
-bool Checkpointer::Impl::IsDiskDue(int64_t step) const {
-  if (table_->wanted_step() == step) return true;
+void Checkpointer::Impl::TellSkipped(int64_t step, uint64_t generation) {
+  run_.link()
+      .Notify(MessageKind::kSkipped, generation, PayloadWriter().Int(step).bytes())
+      .IgnoreError();  // a lost keeper ends this process anyway
+}
+
+// By the keeper. One that it asked for when this rank was past it already is answered too, so that
+// the other ranks do not keep theirs; of several nodes the lead finds that out for itself.
+bool Checkpointer::Impl::IsWanted(int64_t step) {
+  const int64_t wanted = table_->wanted_step();
+  if (wanted == step) return true;
+  if (wanted == kNoStep || wanted > step || table_->is_led()) return false;
+  const Live missed{run_.generation(), wanted};
+  if (std::exchange(missed_, missed) != missed) TellSkipped(wanted, run_.generation());
+  return false;
+}
+
+bool Checkpointer::Impl::IsDiskDue(int64_t step) {
+  if (IsWanted(step)) return true;
   return !options_.every.is_auto() && step % options_.every.steps() == 0;
 }
 
@@ -751,9 +774,8 @@ absl::Status Checkpointer::Impl::Snapshot(int64_t step, const StateView& state,
     }
     if (!must) {
       tally_->Change([](CheckpointStats& stats) { ++stats.skipped; });
-      if (want == Snapshotter::Want::kMemory) return absl::OkStatus();
-      return run_.link().Notify(MessageKind::kSkipped, request.generation,
-                                PayloadWriter().Int(step).bytes());
+      if (want != Snapshotter::Want::kMemory) TellSkipped(step, request.generation);
+      return absl::OkStatus();
     }
     if (Clock::Real().Uptime() > deadline) {
       return Error(absl::StatusCode::kDeadlineExceeded,
@@ -812,6 +834,7 @@ absl::Status Checkpointer::Impl::Finish(int64_t step, const StateView& state) {
   SectionScope section = run_.Section("finish", {.phase = Phase::kCheckpointWrite});
   OUTLAST_RETURN_IF_ERROR(EnsureBuffers(state));
   const bool is_sealed = !snapshotter_->is_running() || snapshotter_->Finish();
+  IsWanted(step);
   const absl::Duration deadline =
       absl::Seconds(120) + 2 * TimeOfHooks(options_.hooks) +
       absl::Seconds(static_cast<double>(StateBytes(state)) * run_.world() / 50e6);

@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <cmath>
 #include <cstring>
-#include <limits>
 #include <utility>
 
 #include "base/error.h"
@@ -78,7 +77,7 @@ bool SaveService::OnMessage(int slot, Message& message) {
       OnSealed(slot, message);
       return true;
     case MessageKind::kSkipped:
-      OnSkipped(message);
+      OnSkipped(slot, message);
       return true;
     case MessageKind::kHeld:
       OnHeld(slot, message);
@@ -140,16 +139,11 @@ void SaveService::OnSealed(int slot, const Message& message) {
   save.last = save.last || last;
   save.held.resize(static_cast<size_t>(slots_));
   save.held[static_cast<size_t>(slot)] = Held{static_cast<int>(buffer), turn};
+  DropPassed(static_cast<size_t>(slot), step);
   if (nodes_) nodes_->TellHeld();
   if (!is_complete(save)) return;
   Save complete = std::move(save);
   collecting_.erase(step);
-  // An older one that is still incomplete never will be: its missing ranks have gone past it.
-  while (!collecting_.empty() && collecting_.begin()->first < step) {
-    DropSave(collecting_.begin()->second, "a newer step was complete first");
-    if (nodes_) nodes_->OnSkippedHere(collecting_.begin()->first);
-    collecting_.erase(collecting_.begin());
-  }
   if (nodes_) return nodes_->OnSealedHere(step, std::move(complete));
   skipped_.erase(skipped_.begin(), skipped_.lower_bound(step));
   if (table_->wanted_step() != kNoStep && table_->wanted_step() <= step)
@@ -157,19 +151,36 @@ void SaveService::OnSealed(int slot, const Message& message) {
   QueueSave(std::move(complete));
 }
 
-void SaveService::OnSkipped(const Message& message) {
+void SaveService::OnSkipped(int slot, const Message& message) {
   PayloadReader reader(message.payload);
   const auto step = reader.Int<int64_t>();
   if (!reader.ok() || (message.generation != generation_ && generation_ != 0)) return;
-  skipped_.insert(step);
-  if (nodes_) nodes_->OnSkippedHere(step);
-  const auto found = collecting_.find(step);
-  if (found == collecting_.end()) {
-    ++dropped_;
+  DropPassed(static_cast<size_t>(slot), step);
+  if (!nodes_ && table_ != nullptr && table_->wanted_step() == step)
+    table_->SetWantedStep(kNoStep);  // soon a later one is
+  if (const auto found = collecting_.find(step); found != collecting_.end()) {
+    DropCollecting(found, "a rank had no free buffer, or was past it when it was asked for");
     return;
   }
-  DropSave(found->second, "a rank had no free buffer");
-  collecting_.erase(found);
+  if (skipped_.insert(step).second) ++dropped_;
+  if (nodes_) nodes_->OnSkippedHere(step);
+}
+
+// Of each step that the disk wants, a rank says in turn that it has sealed or skipped it: one that
+// speaks of a later step has gone past those that it has not sealed, and they keep no buffer.
+void SaveService::DropPassed(size_t slot, int64_t step) {
+  for (auto it = collecting_.begin(); it != collecting_.end() && it->first < step;) {
+    it = it->second.held[slot] ? std::next(it) : DropCollecting(it, "a rank went past it");
+  }
+}
+
+// What ranks still say of it keeps nothing either.
+SaveService::Collecting::iterator SaveService::DropCollecting(Collecting::iterator partial,
+                                                              const char* why) {
+  skipped_.insert(partial->first);
+  if (nodes_) nodes_->OnSkippedHere(partial->first);
+  DropSave(partial->second, why);
+  return collecting_.erase(partial);
 }
 
 void SaveService::OnHeld(int slot, const Message& message) {
@@ -426,8 +437,8 @@ int64_t SaveService::NewestStep() const {
   return static_cast<int64_t>(newest);
 }
 
-// Asks all ranks for a step that none has reached. One that was past it already leaves the save
-// incomplete: when all have passed it, a later step is asked for.
+// Asks all ranks for a step that none has reached. One that was past it already when it looks says
+// that it skipped it, and then a later one is asked for.
 void SaveService::AskForAutoSave() {
   auto_timer_.reset();
   if (writing_ || queued_) return;  // its end arms the timer again
@@ -436,14 +447,12 @@ void SaveService::AskForAutoSave() {
     auto_timer_ = keeper_.loop().RunAfter(kRetryOfNodes, [this] { AskForAutoSave(); });
     return;
   }
-  int64_t newest = 0, oldest = std::numeric_limits<int64_t>::max();
-  for (const HeldSteps& held : table_->Read()) {
-    newest = std::max(newest, held.newest());
-    oldest = std::min(oldest, held.newest());
+  if (table_->wanted_step() == kNoStep) {
+    int64_t newest = NewestStep();
+    for (const HeldSteps& held : table_->Read()) newest = std::max(newest, held.newest());
+    table_->SetWantedStep(newest + kNoticeSteps);
+    auto_retry_ = kFirstRetry;
   }
-  const int64_t wanted = table_->wanted_step();
-  if (wanted == kNoStep) auto_retry_ = kFirstRetry;
-  if (wanted == kNoStep || oldest >= wanted) table_->SetWantedStep(newest + kNoticeSteps);
   auto_timer_ = keeper_.loop().RunAfter(auto_retry_, [this] { AskForAutoSave(); });
   auto_retry_ = std::min(2 * auto_retry_, kLastRetry);
 }

@@ -6,7 +6,7 @@
 //        │                                       └─> QUEUED ──┘ a former one is being written, and
 //        │                                                      somebody waits for this (a stop,
 //        │                                                      Finish); else dropped, counted
-//        └── abort, a rank skipped it ──> dropped
+//        └── abort, a rank skipped it or has gone past it ──> dropped
 //
 // Departure from design/checkpoint.md, section 4: on one node the tables of all ranks meet here (a
 // few KiB each), so that any layout works without a digest exchange; of several nodes they meet at
@@ -205,7 +205,8 @@ class SaveService final : public KeeperExtension {
   void OnBuffersMade(const absl::Status& status, const std::vector<bool>& had);
   void AnswerBuffers(const Waiter& waiter);
   void OnSealed(int slot, const Message& message);
-  void OnSkipped(const Message& message);
+  void OnSkipped(int slot, const Message& message);
+  void DropPassed(size_t slot, int64_t step);
   void OnHeld(int slot, const Message& message);
   void OnFinishAsked(int slot, const Message& message);
   void OnChoose(int slot, const Message& message);
@@ -214,6 +215,8 @@ class SaveService final : public KeeperExtension {
 
   bool is_complete(const Save& save) const;
   void DropSave(Save& save, const char* why);
+  using Collecting = std::map<int64_t, Save>;
+  Collecting::iterator DropCollecting(Collecting::iterator partial, const char* why);
   void QueueSave(Save save);
   void StartSave(Save save);
   void OnSaveEnded(const Save& begun, const absl::StatusOr<PersistResult>& result);
@@ -288,7 +291,7 @@ class SaveService final : public KeeperExtension {
 
   Hooks hooks_;
   std::unique_ptr<RateLimiter> limiter_ = std::make_unique<RateLimiter>(0);
-  std::map<int64_t, Save> collecting_;
+  Collecting collecting_;
   std::set<int64_t> skipped_;  // by some rank: never complete
   std::optional<Save> queued_;
   std::optional<Save> writing_;

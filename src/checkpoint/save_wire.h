@@ -6,7 +6,8 @@
 //               u64 bytes of all tables, u32 buffers; descriptors: all ranks' tables, the seal
 //               table, then this rank's buffers
 //   kSealed     i64 step, u32 buffer, u32 turn, u8 last (the agreed stop's step)     no answer
-//   kSkipped    i64 step: no free buffer for a step that the disk wants               no answer
+//   kSkipped    i64 step, which the disk wants: no buffer was free, it was given up,   no answer
+//               or the rank was past it when it was wanted
 //   kHeld       i64 every (0: no opinion): of several nodes, a snapshot for memory alone was
 //   sealed;
 //               rank 0 says how far apart such ones should be, in steps              no answer

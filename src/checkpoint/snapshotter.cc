@@ -270,6 +270,8 @@ void Snapshotter::Complete() {
     } else {
       options_.on_memory_sealed(running.request.generation);
     }
+  } else {
+    TellIfWantedIsLost();
   }
   MutexLock lock(mutex_);
   active_ = false;
@@ -300,13 +302,21 @@ bool Snapshotter::Finish() {
 // When it returns the copier looks at nothing of the last snapshot any more, also when that one was
 // complete and the copier only on its way out: what is set up next is not handed to it by mistake.
 void Snapshotter::GiveUp() {
-  MutexLock lock(mutex_);
-  if (active_) cancelled_.store(true, std::memory_order_relaxed);
-  while (copier_busy_) changed_.Wait(mutex_);
-  if (!active_) return;
-  buffers_[static_cast<size_t>(running_.buffer)].control().Abandon(running_.turn);
-  active_ = false;
-  succeeded_ = false;
+  {
+    MutexLock lock(mutex_);
+    if (active_) cancelled_.store(true, std::memory_order_relaxed);
+    while (copier_busy_) changed_.Wait(mutex_);
+    if (!active_) return;
+    buffers_[static_cast<size_t>(running_.buffer)].control().Abandon(running_.turn);
+    active_ = false;
+    succeeded_ = false;
+  }
+  TellIfWantedIsLost();
+}
+
+void Snapshotter::TellIfWantedIsLost() const {
+  const Request& request = running_.request;
+  if (request.want != Want::kMemory) options_.on_wanted_lost(request.step, request.generation);
 }
 
 absl::Status Snapshotter::Restore(int index, uint32_t turn, const StateView& state, Belief belief) {

@@ -46,6 +46,10 @@ class Snapshotter {
     // A snapshot that the disk wants was sealed and pinned. On the thread that finished it.
     std::function<void(int64_t step, uint64_t generation, int buffer, uint32_t turn, bool last)>
         on_wanted_sealed;
+    // One that the disk wants has ended unsealed: each that began ends in one of these two. On
+    // either thread.
+    std::function<void(int64_t step, uint64_t generation)> on_wanted_lost = [](int64_t, uint64_t) {
+    };
     // One for memory alone was. On the same thread.
     std::function<void(uint64_t generation)> on_memory_sealed = [](uint64_t) {};
   };
@@ -134,6 +138,7 @@ class Snapshotter {
   void CopyChunks();
   uint32_t CopyChunk(const Running& running, uint32_t chunk);
   void Complete();
+  void TellIfWantedIsLost() const;
   std::optional<int> PickFree(uint32_t* turn);
   absl::StatusOr<uint32_t> PutExtras(const Extras& extras, Buffer& buffer);
   void SetHeld(int buffer, int64_t step);

@@ -72,6 +72,9 @@ struct JobSpec {
   SaveServiceOptions service;
   // Called by each rank before the update of each step.
   std::function<void(LocalWorld&, Run&, int64_t step)> at_step = [](LocalWorld&, Run&, int64_t) {};
+  // A step of a rank that changes nothing, and announces nothing: what is still being copied of the
+  // one before is given up.
+  std::function<bool(Run&, int64_t step)> is_idle = [](Run&, int64_t) { return false; };
   // All ranks restore once more when they first come to that step of a generation.
   int64_t restore_at = -1;
   JobOptions job;
@@ -142,8 +145,10 @@ inline void RunJob(JobSpec spec, Seen& seen) {
           if (run.rank() == 0) seen.restored_steps.push_back(step);
         }
         OUTLAST_RETURN_IF_ERROR(group.Barrier());
-        OUTLAST_RETURN_IF_ERROR(checkpoints->BeforeUpdate());
-        toy.Update(step);
+        if (!spec.is_idle(run, step)) {
+          OUTLAST_RETURN_IF_ERROR(checkpoints->BeforeUpdate());
+          toy.Update(step);
+        }
         OUTLAST_RETURN_IF_ERROR(checkpoints->SaveIfDue(step + 1, toy.State()));
       }
       OUTLAST_RETURN_IF_ERROR(checkpoints->Finish(spec.steps, toy.State()));

@@ -1,5 +1,6 @@
 #include "checkpoint/snapshotter.h"
 
+#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <unistd.h>
 
@@ -42,6 +43,7 @@ class Rank {
     options.on_wanted_sealed = [this](int64_t step, uint64_t, int, uint32_t, bool) {
       wanted.push_back(step);
     };
+    options.on_wanted_lost = [this](int64_t step, uint64_t) { lost.push_back(step); };
     snapshotter_ =
         Snapshotter::Make(std::move(options), table_, std::move(mine), assignment_, State())
             .value();
@@ -89,7 +91,7 @@ class Rank {
   std::vector<float> big_, small_;
   Extras extras;
   std::atomic<bool> aborted{false};
-  std::vector<int64_t> wanted;
+  std::vector<int64_t> wanted, lost;
   Id128 job_ = Id128::Random(), run_ = Id128::Random();
   SealTable table_;
   Assignment assignment_;
@@ -268,6 +270,35 @@ TEST(Snapshot, AGivenUpOneLeavesAFreeBuffer) {
     }
   }
   EXPECT_GE(rank.BufferOf(49), 0);
+}
+
+// The keeper waits for a step that it wants until it hears of it, one way or the other.
+TEST(Snapshot, OneThatTheDiskWantsEndsSealedOrIsToldAsLost) {
+  Rank rank;
+  std::vector<int64_t> begun;
+  for (int64_t step = 1; step <= 40; ++step) {
+    rank.aborted = step % 4 == 0;
+    const int64_t told_of_others = static_cast<int64_t>(rank.wanted.size() + rank.lost.size());
+    ASSERT_TRUE(rank.Begin(step, Snapshotter::Mode::kLazy,
+                           step % 5 == 0 ? Snapshotter::Want::kMemory : Snapshotter::Want::kDisk));
+    if (step % 2 == 0) {
+      rank.snapshotter_->GiveUp();
+    } else {
+      ASSERT_TRUE(rank.snapshotter_->Finish());
+    }
+    rank.snapshotter_->GiveUp();  // again: there is nothing to be given up
+    const int64_t told = static_cast<int64_t>(rank.wanted.size() + rank.lost.size());
+    ASSERT_EQ(told - told_of_others, step % 5 == 0 ? 0 : 1) << step;
+    if (const int buffer = rank.BufferOf(step); buffer >= 0 && step % 5 != 0) {
+      EXPECT_EQ(rank.wanted.back(), step);
+      BufferControl control = rank.buffers_[static_cast<size_t>(buffer)].control();
+      control.Unpin(BufferPin::kPersist, control.Read().turn);
+    } else if (step % 5 != 0) {
+      EXPECT_EQ(rank.lost.back(), step);
+    }
+  }
+  EXPECT_THAT(rank.lost, ::testing::IsSupersetOf({4, 8, 12, 16})) << "aborted ones";
+  EXPECT_THAT(rank.wanted, ::testing::IsSupersetOf({1, 3, 7, 9}));
 }
 
 TEST(Snapshot, RefusesExtrasThatOutgrowTheirRoom) {
