@@ -154,4 +154,17 @@ absl::Status SocketError(int fd) {
   return error == 0 ? absl::OkStatus() : ErrnoStatus(error, "connection");
 }
 
+void EndWhenUnheard(int fd, absl::Duration silence) {
+  constexpr int kProbes = 4;
+  const auto set = [fd](int level, int name, int value) {
+    (void)setsockopt(fd, level, name, &value, sizeof value);
+  };
+  const auto between = static_cast<int>(absl::ToInt64Seconds(silence / kProbes));
+  set(IPPROTO_TCP, TCP_KEEPIDLE, std::max(1, between));
+  set(IPPROTO_TCP, TCP_KEEPINTVL, std::max(1, between));
+  set(IPPROTO_TCP, TCP_KEEPCNT, kProbes);
+  set(SOL_SOCKET, SO_KEEPALIVE, 1);
+  set(IPPROTO_TCP, TCP_USER_TIMEOUT, static_cast<int>(absl::ToInt64Milliseconds(silence)));
+}
+
 }  // namespace outlast

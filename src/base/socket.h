@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "absl/status/statusor.h"
+#include "absl/time/time.h"
 #include "outlast/base/fd.h"
 
 namespace outlast {
@@ -59,5 +60,10 @@ absl::StatusOr<UniqueFd> StartConnect(const SocketAddress& to, const SocketAddre
 absl::StatusOr<UniqueFd> AcceptOn(int listener);
 // The pending error of a socket, as `connect` would give it.
 absl::Status SocketError(int fd);
+// From now on the connection ends (ETIMEDOUT) when nothing of the other machine was heard for
+// `silence`, whether bytes wait to be taken there or not. Without it the kernel waits for 15
+// minutes, or for ever where nothing is to be sent. A stopped process is no silence: its machine
+// answers.
+void EndWhenUnheard(int fd, absl::Duration silence);
 
 }  // namespace outlast

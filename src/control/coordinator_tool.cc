@@ -31,7 +31,7 @@ struct Arguments {
   std::string nodes = "1", slots, spares, max_restarts, no_retry, retry, preempt_exit,
               early_exit_grace;
   TrustFlags trust;
-  std::string last_call, join, serve_late, grace, stop_within;
+  std::string last_call, join, serve_late, grace, stop_within, preflight_peer_rate;
   std::string etcd, lease;
 };
 
@@ -57,6 +57,10 @@ void Declare(CLI::App& app, Arguments& raw) {
       ->type_name("R");
   app.add_option("--spares", raw.spares, "Nodes besides MAX that the start waits for (0)")
       ->type_name("N");
+  app.add_option("--preflight-peer-rate", raw.preflight_peer_rate,
+                 "MB/s that a node's link is to carry each way, as agents measure it before they "
+                 "are given ranks; 0: it is only told (0)")
+      ->type_name("MB/S");
   app.add_option("--no-retry", raw.no_retry, "Worker exit codes that end the job (82,93)")
       ->type_name("CODES");
   app.add_option("--retry", raw.retry, "The only worker exit codes that are tried again (all)")
@@ -115,6 +119,10 @@ absl::Status Complete(Arguments& raw) {
   int slots = 1, spares = 0;
   OUTLAST_RETURN_IF_ERROR(ReadInteger("-n", raw.slots, 1, 1 << 16, slots));
   OUTLAST_RETURN_IF_ERROR(ReadInteger("--spares", raw.spares, 0, 1 << 16, spares));
+  int peer_rate = 0;
+  OUTLAST_RETURN_IF_ERROR(
+      ReadInteger("--preflight-peer-rate", raw.preflight_peer_rate, 0, 1'000'000, peer_rate));
+  elastic.peer_rate_floor = peer_rate;
   OUTLAST_RETURN_IF_ERROR(
       ReadInteger("--max-restarts", raw.max_restarts, 0, INT_MAX, job.max_restarts));
   OUTLAST_RETURN_IF_ERROR(ReadCodes("--no-retry", raw.no_retry, job.no_retry_codes));

@@ -23,7 +23,8 @@ Coordinator::Coordinator(ElasticOptions options, CoordinatorState state, const I
     : options_(std::move(options)),
       state_(std::move(state)),
       run_id_(run_id),
-      least_incarnation_(least_incarnation) {}
+      least_incarnation_(least_incarnation),
+      rates_(options_.peer_rate_floor) {}
 
 int Coordinator::absent() const {
   return static_cast<int>(std::count_if(
@@ -37,6 +38,7 @@ std::vector<CoordinatorAction> Coordinator::Step(const CoordinatorEvent& event,
   std::visit([this](const auto& typed) { On(typed); }, event);
   if (phase_ != CoordinatorPhase::kDone && phase_ != CoordinatorPhase::kSteppedDown) {
     LookAtDeadlines();
+    TryMeasure();
     TryForm();
     TryCommit();
     TryRun();
@@ -129,6 +131,12 @@ void Coordinator::On(const HelloReceived& event) {
   agent.slot_hint = hello.slot_hint;
   agent.address = event.address;
   agent.peer_address = hello.peer_address;
+  agent.measure_address = hello.measure_address;
+  if (is_new) {
+    rates_.Forget(hello.node);
+    if (!hello.measure_address.empty())
+      agent.measured_due = measuring_until_ = now_ + options_.measure_all;
+  }
   agent.heard = now_;
   agent.lost_due = absl::InfiniteDuration();
   nodes_of_streams_[event.stream] = hello.node;
@@ -307,7 +315,9 @@ void Coordinator::Hear(Agent& agent, const control::Beat& beat) {
     Refund(0);
   }
   // What it says about a map that it has not heard of yet is about other ranks.
+  agent.unreached.clear();
   if (agent.committed != state_.generation() || !agent.holds_ranks) return;
+  agent.unreached = beat.unreached;
   std::vector<int> finished;
   for (const control::RankBeat& rank : beat.ranks) {
     if (rank.rank < 0 || rank.rank >= state_.commit.map.world) continue;
@@ -406,9 +416,18 @@ bool Coordinator::HasWork(const Agent& agent) const {
 
 AssignRequest Coordinator::Request() const {
   AssignRequest request{.last = state_.commit.map, .finished = state_.finished};
-  for (const auto& [node, agent] : agents_) {
+  const auto may_hold = [this](const std::string& node, const Agent& agent) {
     const bool there = agent.stream != 0 || agent.lost_due != absl::InfiniteDuration();
-    if (!there || agent.leaving || IsExcluded(node)) continue;
+    return there && !agent.leaving && !IsExcluded(node) &&
+           (agent.holds_ranks || !IsBeingMeasured(node, agent));
+  };
+  int slots = 0;
+  for (const auto& [node, agent] : agents_) {
+    if (may_hold(node, agent) && !IsShunned(node)) slots += agent.capacity;
+  }
+  const bool may_shun = slots >= options_.membership.min_world;
+  for (const auto& [node, agent] : agents_) {
+    if (!may_hold(node, agent) || (may_shun && IsShunned(node))) continue;
     request.live.push_back(
         {node, agent.incarnation, agent.capacity, agent.segment, agent.slot_hint});
   }
@@ -427,6 +446,7 @@ bool Coordinator::RestCanGoOn() const {
 
 void Coordinator::LookAtDeadlines() {
   LookAtAgents();
+  LookAtMeasurements();
   if (now_ >= leave_due_) {
     leave_due_ = absl::InfiniteDuration();
     const bool going_on = phase_ == CoordinatorPhase::kRunning ||
@@ -560,7 +580,8 @@ std::string Coordinator::WhoIsHere() {
 absl::Duration Coordinator::Nearest() const {
   if (phase_ == CoordinatorPhase::kDone || phase_ == CoordinatorPhase::kSteppedDown)
     return absl::InfiniteDuration();
-  absl::Duration nearest = std::min({leave_due_, seal_due_, end_due_, tell_due_});
+  absl::Duration nearest =
+      std::min({leave_due_, seal_due_, end_due_, tell_due_, NearestMeasurement()});
   for (const auto& [node, agent] : agents_) {
     nearest = std::min({nearest, agent.lost_due, agent.prepare_due, agent.ack_due});
     if (agent.stream != 0) nearest = std::min(nearest, agent.heard + options_.beat_loss);

@@ -5,6 +5,7 @@
 
 #include "outlast/base/status.h"
 #include "outlast/elastic/coordinator.h"
+#include "outlast/elastic/cut_links.h"
 
 namespace outlast {
 
@@ -55,7 +56,48 @@ void Coordinator::Hear(Agent& agent, const control::Fault& fault) {
     }
     return;
   }
-  Charge(agent.node, agent.incarnation, fault);
+  // Its agent may be removed for what its ranks died of.
+  const std::string node = agent.node;
+  const uint64_t incarnation = agent.incarnation;
+  if (!is_preparing() && !fault.end.by_us && !fault.plain) RemoveWhoIsCutOff();
+  Charge(node, incarnation, fault);
+}
+
+bool Coordinator::IsShunned(const std::string& node) const {
+  const auto known = shunned_.find(node);
+  return known != shunned_.end() && now_ < known->second.until;
+}
+
+// Who is silent here too is waited for as ever, and says nothing about links.
+void Coordinator::RemoveWhoIsCutOff() {
+  const RankMap& map = state_.commit.map;
+  if (map.runs.empty()) return;
+  CutLinks links{.lead = map.runs.front().node};
+  const auto misses = [](const Agent& one, const std::string& other) {
+    return std::find(one.unreached.begin(), one.unreached.end(), other) != one.unreached.end();
+  };
+  const auto lead = agents_.find(links.lead);
+  if (lead == agents_.end() || lead->second.stream == 0) return;
+  for (const auto& [node, agent] : agents_) {
+    if (node == links.lead || !agent.holds_ranks || agent.stream == 0) continue;
+    links.followers.push_back(node);
+    if (misses(agent, links.lead) || misses(lead->second, node)) links.cut.push_back(node);
+  }
+  for (const auto& [node, shunned] : shunned_) {
+    if (shunned.lead == links.lead) links.blamed_yet.push_back(node);
+  }
+  for (const std::string& node : JudgeCutLinks(links)) {
+    const bool is_lead = node == links.lead;
+    // Those who were blamed in its place were not at fault.
+    if (is_lead)
+      std::erase_if(shunned_, [&](const auto& one) { return one.second.lead == links.lead; });
+    const std::string& other = is_lead ? links.cut.front() : links.lead;
+    shunned_[node] = {is_lead ? std::string() : links.lead, now_ + options_.exclude_for};
+    const std::string reason = fmt::format(
+        "it and node {} do not reach each other, though both reach the coordinator", other);
+    Emit(Announce{fmt::format("node {}: {}", node, reason)});
+    Remove(node, reason);
+  }
 }
 
 void Coordinator::NodeLost(const std::string& node, uint64_t incarnation,
@@ -256,6 +298,10 @@ void Coordinator::Hear(Agent& agent, const control::Prepared& prepared) {
 
 void Coordinator::TryForm() {
   if (phase_ != CoordinatorPhase::kForming) return;
+  const bool measures = std::any_of(agents_.begin(), agents_.end(), [this](const auto& agent) {
+    return IsBeingMeasured(agent.first, agent.second);
+  });
+  if (measures) return;
   int slots = 0;
   for (const auto& [node, agent] : agents_) slots += agent.capacity;
   if (slots < options_.membership.min_world) {  // no need to ask for a map at each hello
@@ -270,7 +316,10 @@ void Coordinator::TryForm() {
   if (last_call_due_ == absl::InfiniteDuration()) last_call_due_ = now_ + options_.last_call;
   const int max_world = options_.membership.max_world;
   const bool all_came = map->world == max_world && slots >= max_world + options_.spare_slots;
-  if (all_came || now_ >= last_call_due_) Reform("the first generation");
+  if (!all_came && now_ < last_call_due_) return;
+  if (const std::string links = rates_.Summary(); !links.empty())
+    Emit(Announce{"peer bandwidth: " + links});
+  Reform("the first generation");
 }
 
 void Coordinator::TryCommit() {

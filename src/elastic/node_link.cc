@@ -34,6 +34,7 @@ void NodeAgent::On(const StreamUp&) {
                  .segment = options_.segment,
                  .addresses = options_.addresses,
                  .peer_address = options_.peer_address,
+                 .measure_address = options_.measure_address,
                  .terms = options_.terms,
                  .run_id = run_id_,
                  .coordinator = coordinator_,

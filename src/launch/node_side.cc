@@ -1,5 +1,6 @@
 #include "launch/node_side.h"
 
+#include <algorithm>
 #include <cstring>
 #include <utility>
 
@@ -33,6 +34,7 @@ ElasticOptions ElasticOf(const LaunchOptions& options) {
   elastic.spare_slots = nodes.spares * slots;
   elastic.last_call = nodes.last_call;
   elastic.join = nodes.join;
+  elastic.peer_rate_floor = nodes.preflight_peer_rate;
   return elastic;
 }
 
@@ -213,7 +215,25 @@ absl::Status NodeSide::Join() {
                                    .token = nodes_.trust.token.SecretFor("peers", options_.job_id),
                                    .bind = HostPort{address_, 0}.text(),
                                    .say = ears_.say}));
+  if (options_.preflight) {
+    OUTLAST_ASSIGN_OR_RETURN(meter_, LinkMeter::Start(loop_, address_));
+  }
   return absl::OkStatus();
+}
+
+void NodeSide::Measure(const control::Measure& measure,
+                       const std::function<void(control::Measured)>& done) {
+  if (measure.address.empty()) return meter_->Expect(measure.ticket);
+  meter_->Measure(
+      measure.address, measure.ticket,
+      [done, number = measure.number, to = measure.address](const absl::StatusOr<LinkRate>& rate) {
+        if (!rate.ok()) {
+          const std::string why(MessageOf(rate.status()));
+          return done({number, 0, fmt::format("{}: {}", to, why)});
+        }
+        done({number, std::min(rate->there, rate->back),
+              fmt::format("{:.3g} MB/s, back {:.3g} MB/s", rate->there, rate->back)});
+      });
 }
 
 std::unique_ptr<JobMachine> NodeSide::MakeMachine(MasterPorts& ports) {
@@ -229,11 +249,19 @@ std::unique_ptr<JobMachine> NodeSide::MakeMachine(MasterPorts& ports) {
     OUTLAST_ASSIGN_OR_RETURN(const int port, ports.Of(generation));
     return HostPort{ports.address(), static_cast<uint16_t>(port)}.text();
   };
+  if (meter_ != nullptr) {
+    machine.node.measure_address = meter_->address();
+    machine.measure = [this](const control::Measure& measure,
+                             const std::function<void(control::Measured)>& done) {
+      Measure(measure, done);
+    };
+  }
   machine.say = ears_.say;
   return std::make_unique<NodeMachine>(std::move(machine), *link_, *peers_);
 }
 
 void NodeSide::Leave() {
+  meter_.reset();
   link_.reset();
   peers_.reset();
 }

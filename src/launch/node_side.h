@@ -19,9 +19,11 @@
 #include "absl/status/statusor.h"
 #include "base/event_loop.h"
 #include "control/coordinator_host.h"
+#include "launch/link_meter.h"
 #include "launch/options.h"
 #include "launch/worker_environment.h"
 #include "outlast/base/id.h"
+#include "outlast/elastic/messages.h"
 #include "run/coordinator_link.h"
 #include "run/job_machine.h"
 #include "run/peers.h"
@@ -68,6 +70,7 @@ class NodeSide {
   absl::Status Lead(const std::string& run_dir);
   absl::Status TryToListen(const std::string& run_dir);
   absl::Status Join();
+  void Measure(const control::Measure& measure, const std::function<void(control::Measured)>& done);
 
   EventLoop& loop_;
   const LaunchOptions& options_;
@@ -83,6 +86,7 @@ class NodeSide {
   int stops_ = 0;
   std::unique_ptr<CoordinatorLink> link_;
   std::unique_ptr<Peers> peers_;
+  std::unique_ptr<LinkMeter> meter_;  // null: no preflight
 };
 
 }  // namespace outlast

@@ -42,6 +42,7 @@ constexpr size_t kBytesOfManyLanes =
     1 << 20;  // below, the hops cost more than the bytes, and one lane does
 // How long after a lost connection an abort may come: a node's beats, and the time in which it may
 // come back.
+constexpr absl::Duration kUnheardGrace = absl::Seconds(2);
 constexpr absl::Duration kLossGrace = absl::Seconds(30);
 constexpr absl::Duration kConnect = absl::Seconds(40);
 constexpr absl::Duration kConnectARank = absl::Milliseconds(10);
@@ -383,10 +384,12 @@ absl::Status Group::Impl::Explain(const absl::Status& failed) {
   if (chain_ != nullptr) chain_->Shutdown();
   if (gave_up || absl::IsInvalidArgument(failed)) return failed;
 
-  // Who left, or why, is known in a moment: somebody's reason, or an abort.
+  // Who left, or why, is known in a moment: somebody's reason, or an abort. Of a lost node the
+  // abort would have come while nothing was heard of it.
   const absl::Duration left = absl::Nanoseconds(deadline_ns_ - MonotonicNanos());
-  const auto reason =
-      generation_.Get(failure_key(), std::clamp(left, absl::Seconds(1), kLossGrace));
+  const absl::Duration most =
+      chain_ != nullptr && chain_->is_unheard() ? kUnheardGrace : kLossGrace;
+  const auto reason = generation_.Get(failure_key(), std::clamp(left, absl::Seconds(1), most));
   if (reason.ok()) {
     const size_t space = std::min(reason->find(' '), reason->size());
     int code = 0;

@@ -23,6 +23,12 @@ absl::Status Lost(const ChainLink& link, std::string_view how) {
   return Error(absl::StatusCode::kUnavailable, "the connection to rank {}: {}", link.rank, how);
 }
 
+absl::Status Broken(const ChainLink& link, int error, bool* is_unheard) {
+  *is_unheard = *is_unheard || error == ETIMEDOUT;
+  return Lost(link, error == ETIMEDOUT ? "nothing was heard of its machine any more"
+                                       : std::strerror(error));
+}
+
 bool IsForNow(int error) { return error == EAGAIN || error == EWOULDBLOCK || error == EINTR; }
 
 }  // namespace
@@ -50,24 +56,24 @@ struct NodeChain::Flow {
           .subspan(from, std::min(to, word_bytes) - from);
     return bytes.subspan(from - word_bytes, to - from);
   }
-  absl::Status Receive();
-  absl::Status Send();
+  absl::Status Receive(bool* is_unheard);
+  absl::Status Send(bool* is_unheard);
 };
 
-absl::Status NodeChain::Flow::Receive() {
+absl::Status NodeChain::Flow::Receive(bool* is_unheard) {
   if (in == nullptr || got == total()) return absl::OkStatus();
   for (const size_t most = std::min(total(), got + kPiece); got < most;) {
     const std::span<std::byte> piece = Piece(got, most);
     const ssize_t count = recv(in->fd.get(), piece.data(), piece.size(), MSG_DONTWAIT);
     if (count == 0) return Lost(*in, "closed");
     if (count < 0 && IsForNow(errno)) break;
-    if (count < 0) return Lost(*in, std::strerror(errno));
+    if (count < 0) return Broken(*in, errno, is_unheard);
     got += static_cast<size_t>(count);
   }
   return absl::OkStatus();
 }
 
-absl::Status NodeChain::Flow::Send() {
+absl::Status NodeChain::Flow::Send(bool* is_unheard) {
   if (out == nullptr) sent = ready;
   while (sent < ready) {
     const std::span<std::byte> piece = Piece(sent, ready);
@@ -75,7 +81,7 @@ absl::Status NodeChain::Flow::Send() {
     const ssize_t count =
         send(out->fd.get(), piece.data(), piece.size(), MSG_DONTWAIT | MSG_NOSIGNAL | more);
     if (count < 0 && IsForNow(errno)) break;
-    if (count < 0) return Lost(*out, std::strerror(errno));
+    if (count < 0) return Broken(*out, errno, is_unheard);
     sent += static_cast<size_t>(count);
   }
   return absl::OkStatus();
@@ -98,9 +104,9 @@ absl::Status NodeChain::Carry(std::vector<Flow>& flows, const Wait& wait) {
     bool moved = false, done = true;
     for (Flow& flow : flows) {
       const size_t before = flow.got + flow.ready + flow.sent;
-      OUTLAST_RETURN_IF_ERROR(flow.Receive());
+      OUTLAST_RETURN_IF_ERROR(flow.Receive(&is_unheard_));
       OUTLAST_RETURN_IF_ERROR(flow.advance(flow));
-      OUTLAST_RETURN_IF_ERROR(flow.Send());
+      OUTLAST_RETURN_IF_ERROR(flow.Send(&is_unheard_));
       moved |= flow.got + flow.ready + flow.sent != before;
       done &= flow.is_done();
     }

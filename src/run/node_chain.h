@@ -73,6 +73,9 @@ class NodeChain {
   // Carries `bytes` from the stage `root` to all. All have called the same (Reduce of nothing).
   absl::Status Spread(std::span<std::byte> bytes, int root, const Wait& wait);
 
+  // A connection was lost because nothing was heard of the other machine any more.
+  bool is_unheard() const { return is_unheard_; }
+
   // Ends all waits, here and at the other ends. Any thread.
   void Shutdown();
   // Nothing more will be sent; what was sent still arrives.
@@ -85,6 +88,7 @@ class NodeChain {
   absl::Status Differ(std::vector<Flow>& flows, const ChainWord& word, ChainWord* mine);
 
   const std::vector<ChainStage> stages_;
+  bool is_unheard_ = false;
 };
 
 }  // namespace outlast

@@ -8,6 +8,7 @@
 
 #include "base/error.h"
 #include "base/overloaded.h"
+#include "outlast/base/clock.h"
 
 namespace outlast {
 namespace {
@@ -87,7 +88,10 @@ class NodeMachine::Impl {
         link_(link),
         peers_(peers),
         agent_(WithAddress(options_.node, peers)) {}
-  ~Impl() { link_.Listen({}); }
+  ~Impl() {
+    link_.Listen({});
+    peers_.Listen(kPeerLinks, {});
+  }
 
   void Listen(Tell tell);
   // The machine's actions for the keeper; its own are done.
@@ -106,8 +110,10 @@ class NodeMachine::Impl {
   void Do(NodeAction action, std::vector<JobAction>& rest);
   void Send(control::AgentMessage message);
   void Fill(control::Prepared& prepared);
+  void Fill(control::Beat& beat) const;
   CommitGeneration Open(OpenGeneration open);
   void SaidByCoordinator(const control::CoordinatorMessage& message);
+  void Measure(const control::Measure& measure);
   void LinkIsUp();
   void LinkIsDown(const std::string& why);
   void Say(const std::string& line) const {
@@ -120,6 +126,8 @@ class NodeMachine::Impl {
   NodeAgent agent_;
   Tell tell_;
   uint64_t group_ = 0;  // the generation whose peers this node is among
+  // Of those that it should be connected to: since when it is not.
+  std::map<std::string, absl::Duration> unreached_;
   // Held for the newest generation that this node prepared rank 0 for.
   uint64_t bootstrap_generation_ = 0;
   std::string bootstrap_;
@@ -128,6 +136,7 @@ class NodeMachine::Impl {
   std::string refusal_;     // the newest
   Repeats reasons_;
   absl::Duration now_;
+  const std::shared_ptr<const bool> alive_ = std::make_shared<const bool>(true);
 };
 
 // --- Events ---
@@ -148,6 +157,11 @@ void NodeMachine::Impl::Listen(Tell tell) {
                       SaidByCoordinator(message);
                       Give(CoordinatorSaid{message});
                     }});
+  peers_.Listen(kPeerLinks, {.on_up = [this](const std::string& node) { unreached_.erase(node); },
+                             .on_down =
+                                 [this](const std::string& node, const std::string&) {
+                                   unreached_.try_emplace(node, Clock::Real().Uptime());
+                                 }});
 }
 
 void NodeMachine::Impl::Give(NodeEvent event) {
@@ -166,8 +180,17 @@ void NodeMachine::Impl::SaidByCoordinator(const control::CoordinatorMessage& mes
   if (std::holds_alternative<control::Welcome>(message)) LinkIsUp();
   // It is told when the agent drops the stream for it, once.
   if (const auto* refused = std::get_if<control::Refused>(&message)) refusal_ = refused->reason;
+  if (const auto* measure = std::get_if<control::Measure>(&message); measure && options_.measure)
+    Measure(*measure);
   if (const auto* excluded = std::get_if<control::Exclude>(&message))
     Say("the coordinator excludes this node: " + excluded->reason);
+}
+
+void NodeMachine::Impl::Measure(const control::Measure& measure) {
+  options_.measure(measure, [this, alive = std::weak_ptr<const bool>(alive_)](
+                                const control::Measured& measured) {
+    if (!alive.expired() && is_welcome_) link_.Send(measured);
+  });
 }
 
 // --- People ---
@@ -218,7 +241,16 @@ void NodeMachine::Impl::Do(NodeAction action, std::vector<JobAction>& rest) {
 
 void NodeMachine::Impl::Send(control::AgentMessage message) {
   if (auto* prepared = std::get_if<control::Prepared>(&message)) Fill(*prepared);
+  if (auto* beat = std::get_if<control::Beat>(&message)) Fill(*beat);
   link_.Send(message);
+}
+
+void NodeMachine::Impl::Fill(control::Beat& beat) const {
+  if (group_ == 0 || group_ != agent_.generation() || agent_.aborted() >= group_) return;
+  const absl::Duration due = Clock::Real().Uptime() - agent_.options().elastic.beat_loss;
+  for (const auto& [node, since] : unreached_) {
+    if (since <= due) beat.unreached.push_back(node);
+  }
 }
 
 void NodeMachine::Impl::Fill(control::Prepared& prepared) {
@@ -244,6 +276,12 @@ void NodeMachine::Impl::Fill(control::Prepared& prepared) {
 CommitGeneration NodeMachine::Impl::Open(OpenGeneration open) {
   auto job = std::make_shared<const control::Commit>(std::move(open.commit));
   group_ = job->generation;
+  unreached_.clear();
+  const std::string& self = agent_.options().node;
+  const std::string& lead = job->map.runs.front().node;
+  for (const std::string& node : NodesOf(job->map)) {
+    if (node != self && (self == lead || node == lead)) unreached_[node] = Clock::Real().Uptime();
+  }
   peers_.Enter({.run_id = agent_.run_id(),
                 .generation = job->generation,
                 .self = agent_.options().node,

@@ -9,6 +9,10 @@
 // FinalSaveFailed) goes to the coordinator as a report, for it decides. Faults that this node
 // reports are recorded here too (RecordFault), with the budget left to the coordinator.
 //
+// Who of its generation's peers it has had no connection to for as long as a silent agent is waited
+// for (the beat loss) is told to the coordinator with each beat. That a link is cut ends nothing;
+// when the ranks fail for it, the coordinator knows whom to go on without.
+//
 // Resume candidates: all ranks of a generation agree among themselves (save service) on what they
 // restore, and end the job by RestoreFailed when nothing does. So the machine tells the coordinator
 // at once that a candidate is restored, and the keeper never hears of one.
@@ -35,6 +39,10 @@ struct NodeMachineOptions {
   std::function<absl::StatusOr<std::string>(uint64_t generation)> bootstrap;
   // What the buffers here hold, for Prepared. Null: nothing.
   std::function<std::vector<control::HeldSnapshot>()> snapshots;
+  // Measures this node's link, as the coordinator asks; `done` where this node calls, on the loop.
+  // Null: it never asks.
+  std::function<void(const control::Measure& measure, std::function<void(control::Measured)> done)>
+      measure;
   // One line for people: the link's ups and downs, refusals, exclusion.
   std::function<void(const std::string& line)> say;
 };

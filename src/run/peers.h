@@ -54,5 +54,6 @@ class Peers {
 inline constexpr uint16_t kPeerKeys = 1;   // the keeper's: Put and Get
 inline constexpr uint16_t kPeerSaves = 2;  // the save service's
 inline constexpr uint16_t kPeerWatch = 3;  // the watch's
+inline constexpr uint16_t kPeerLinks = 4;  // nobody's: who hears of the connections alone
 
 }  // namespace outlast

@@ -15,9 +15,10 @@ const char* const kPhaseNames[] = {"forming",  "running", "suspect", "reforming"
                                    "draining", "ending",  "done",    "stepped down"};
 const char* const kRoleNames[] = {"spare", "active", "preparing", "stopping"};
 const char* const kAgentMessages[] = {"BEAT",     "FAULT", "PREPARED",    "COMMITTED", "RESTORED",
-                                      "STOPPING", "LEAVE", "SAVE REPORT", "BYE"};
-const char* const kCoordinatorMessages[] = {"WELCOME", "REFUSED", "PREPARE", "COMMIT",  "NEXT",
-                                            "STOP",    "GO",      "EXCLUDE", "COLLECT", "DONE"};
+                                      "STOPPING", "LEAVE", "SAVE REPORT", "BYE",       "MEASURED"};
+const char* const kCoordinatorMessages[] = {"WELCOME", "REFUSED", "PREPARE", "COMMIT",
+                                            "NEXT",    "STOP",    "GO",      "EXCLUDE",
+                                            "COLLECT", "DONE",    "MEASURE"};
 const char* const kCoordinatorEventNames[] = {"start",      "HELLO",           "stream lost", "",
                                               "stop asked", "journal refused", "timer"};
 const char* const kNodeEventNames[] = {
@@ -352,13 +353,15 @@ void Cluster::Accept(int host, int node, Network::Stream stream) {
 void Cluster::StartAgent(int node) {
   AgentHost& agent = Agent(node);
   if (agent.machine || agent.exit_code) return;
-  agent.machine.emplace(NodeOptions{.elastic = options_.elastic,
-                                    .terms = options_.terms,
-                                    .node = fmt::format("n{:02}", node),
-                                    .incarnation = ++last_agent_,
-                                    .capacity = capacity(node),
-                                    .segment = node % 2 == 0 ? "even" : "odd",
-                                    .peer_address = fmt::format("n{:02}:2", node)});
+  agent.machine.emplace(
+      NodeOptions{.elastic = options_.elastic,
+                  .terms = options_.terms,
+                  .node = fmt::format("n{:02}", node),
+                  .incarnation = ++last_agent_,
+                  .capacity = capacity(node),
+                  .segment = node % 2 == 0 ? "even" : "odd",
+                  .peer_address = fmt::format("n{:02}:2", node),
+                  .measure_address = options_.measures ? fmt::format("n{:02}:3", node) : ""});
   agent.workers.assign(static_cast<size_t>(capacity(node)), {});
   agent.ranks.assign(static_cast<size_t>(capacity(node)), -1);
   agent.opened = agent.aborted = 0;
@@ -399,6 +402,13 @@ void Cluster::Give(int node, const NodeEvent& event) {
     Trace("  n{} {}: {}", node, kRoleNames[role], ClusterCoverage::NodeEventName(IndexOf(event)));
   if (const auto* said = std::get_if<CoordinatorSaid>(&event)) {
     if (std::holds_alternative<control::Welcome>(said->message)) agent.ever_welcome = true;
+    if (const auto* measure = std::get_if<control::Measure>(&said->message);
+        measure != nullptr && !measure->address.empty()) {
+      const control::Measured measured{measure->number, 900, "900 MB/s"};
+      network_.RunOn(host(node), Some(1500), [this, node, measured] {
+        if (Agent(node).machine) DoSend(node, measured);
+      });
+    }
   }
   const auto actions =
       agent.machine->Step(event, {.now = network_.now() + agent.offset, .newest_step = step_});
@@ -503,6 +513,7 @@ void Cluster::DoSend(int node, const control::AgentMessage& message) {
     prepared->snapshots = agent.held;
     prepared->bootstrap = agent.machine->options().node + ":1";
   }
+  if (auto* beat = std::get_if<control::Beat>(&sent)) beat->unreached = Unreached(node);
   const Network::Stream stream = agent.stream;
   if (stream == 0) return;
   for (int to = 0; to < kCoordinatorHosts; ++to) {
@@ -513,6 +524,26 @@ void Cluster::DoSend(int node, const control::AgentMessage& message) {
     });
     return;
   }
+}
+
+std::vector<std::string> Cluster::Unreached(int node) const {
+  const NodeAgent& machine = *Agent(node).machine;
+  const auto commit = commits_.find(machine.generation());
+  if (commit == commits_.end() || machine.aborted() >= machine.generation()) return {};
+  const RankMap& map = commit->second.map;
+  const std::string& lead = map.runs.front().node;
+  std::vector<std::string> unreached;
+  for (const auto& [one, two] : cut_between_) {
+    if (node != one && node != two) continue;
+    const AgentHost& other = Agent(node == one ? two : one);
+    if (!other.machine) continue;
+    const std::string& self = machine.options().node;
+    const std::string& peer = other.machine->options().node;
+    const bool both_hold = map.Has(self, machine.options().incarnation) &&
+                           map.Has(peer, other.machine->options().incarnation);
+    if (both_hold && (self == lead || peer == lead)) unreached.push_back(peer);
+  }
+  return unreached;
 }
 
 void Cluster::DoSpawn(int node, const SpawnWorker& spawn) {

@@ -3,6 +3,7 @@
 // each event the invariants of the design are looked at.
 #pragma once
 
+#include <algorithm>
 #include <array>
 #include <cstdint>
 #include <functional>
@@ -26,7 +27,7 @@ namespace outlast {
 struct ClusterCoverage {
   // Coordinator phases; agents: 0 spare, 1 active, 2 preparing, 3 stopping.
   static constexpr size_t kPhases = 8, kRoles = 4;
-  static constexpr size_t kCoordinatorEvents = 16, kNodeEvents = 27;
+  static constexpr size_t kCoordinatorEvents = 17, kNodeEvents = 28;
   std::array<std::array<int64_t, kCoordinatorEvents>, kPhases> coordinator{};
   std::array<std::array<int64_t, kNodeEvents>, kRoles> node{};
   static const char* PhaseName(size_t phase);
@@ -41,6 +42,7 @@ struct ClusterOptions {
   std::vector<int> capacities;  // of the nodes
   testing::SimNetworkOptions network;
   bool plain = false;         // workers never join
+  bool measures = false;      // agents measure their links
   bool commits = true;        // checkpoints are committed
   uint32_t moody_one_in = 0;  // workers that ignore an abort, or SIGTERM, or are slow or die young
 };
@@ -73,6 +75,10 @@ class Cluster {
   void PauseCoordinator() { network_.Pause(coordinator_host_); }
   void ResumeCoordinators();
   void CutAgent(int node) { network_.Cut(host(node), coordinator_host_); }
+  // Of agents that both reach the coordinator: they have no connection to each other any more, and
+  // their beats say so where they should have one. What it does to their workers is the test's.
+  void CutBetween(int one, int other) { cut_between_.insert(std::minmax(one, other)); }
+  void HealBetween(int one, int other) { cut_between_.erase(std::minmax(one, other)); }
   // All is well from now on: whatever was stopped, cut or crashed comes back.
   void FaultsEnd();
   void FinishWork(int node, int slot);
@@ -174,6 +180,7 @@ class Cluster {
   void Do(int node, const NodeAction& action);
   void Open(int node);
   void DoSend(int node, const control::AgentMessage& message);
+  std::vector<std::string> Unreached(int node) const;
   void DoSpawn(int node, const SpawnWorker& spawn);
   void DoAbort(int node, const AbortGeneration& abort);
   void DoOpen(int node, const OpenGeneration& open);
@@ -210,6 +217,7 @@ class Cluster {
   std::optional<int> job_code_;
   int64_t went_ = 0;  // the step of a stop's GO
   std::vector<FaultRecord> faults_;
+  std::set<std::pair<int, int>> cut_between_;
   bool fail_restore_ = false, faulty_ = true;
   int spawns_ = 0;
   int64_t events_ = 0;

@@ -109,6 +109,7 @@ class Schedule {
     budget.same_root_limit = strict && Below(2) == 0 ? 3 : 1'000'000;
     budget.restarts_per_hour_limit = strict ? 20 : 1'000'000;
     options.plain = Below(8) == 0;
+    options.measures = Below(2) == 0;
     options.commits = Below(4) != 0;
     options.moody_one_in = Below(3) == 0 ? 12 : 0;
     options.network.slow_one_in = Below(2) == 0 ? 50 : 0;

@@ -7,12 +7,14 @@
 
 #include <algorithm>
 #include <csignal>
+#include <map>
 #include <optional>
 #include <string>
 #include <utility>
 #include <vector>
 
 #include "outlast/base/status.h"
+#include "outlast/elastic/cut_links.h"
 #include "tests/elastic/cluster_sim.h"
 
 namespace outlast {
@@ -171,6 +173,125 @@ TEST(Coordinator, AnAgentThatIsLostDuringAReformIsReplacedInTheNext) {
   EXPECT_EQ(after[3], holders[3]);
   EXPECT_EQ(bench.cluster.coordinator()->state().history.crashes, 1) << "a spare costs nothing";
 }
+
+// --- Links between agents that both reach the coordinator ---
+
+// Of `rank`, by the node's name in the newest map.
+int NodeOf(const Bench& bench, size_t rank) { return std::stoi(bench.Holders()[rank].substr(2)); }
+
+TEST(Coordinator, ACutLinkAloneEndsNothing) {
+  Bench bench(Nodes(3, 2, 2));
+  ASSERT_TRUE(bench.RunsIn(1));
+  bench.cluster.CutBetween(NodeOf(bench, 0), NodeOf(bench, 1));
+  bench.cluster.Run(absl::Minutes(5));
+  EXPECT_TRUE(bench.RunsIn(1)) << bench.cluster.Story();
+  EXPECT_TRUE(bench.cluster.faults().empty());
+}
+
+TEST(Coordinator, RanksThatFailForACutLinkCostTheirNodeItsPlaceAndNobodyARestart) {
+  Bench bench(Nodes(3, 2, 2));
+  ASSERT_TRUE(bench.RunsIn(1));
+  const std::vector<std::string> before = bench.Holders();
+  const int lead = NodeOf(bench, 0), follower = NodeOf(bench, 1);
+  bench.cluster.CutBetween(lead, follower);
+  bench.Train();
+  // Whose rank fails first says nothing.
+  bench.cluster.KillWorker(lead, 0, {.code = 1});
+  bench.cluster.KillWorker(follower, 0, {.code = 1});
+
+  ASSERT_TRUE(bench.RunsIn(2)) << bench.cluster.Story();
+  EXPECT_EQ(bench.Holders()[0], before[0]);
+  EXPECT_NE(bench.Holders()[1], before[1]) << "the spare's";
+  EXPECT_EQ(bench.cluster.coordinator()->state().history.crashes, 0);
+  const std::vector<FaultRecord> faults = bench.cluster.faults();
+  ASSERT_FALSE(faults.empty());
+  EXPECT_EQ(faults[0].fault_class, FaultClass::kNodeLost);
+  EXPECT_EQ(faults[0].node, before[1]);
+  EXPECT_THAT(faults[0].detail, HasSubstr("it and node " + before[0] +
+                                          " do not reach each other, though both reach "
+                                          "the coordinator"));
+  EXPECT_FALSE(bench.cluster.exit_code(follower)) << "it stays, as a spare";
+  for (size_t i = 1; i < faults.size(); ++i) EXPECT_TRUE(faults[i].victim) << faults[i].detail;
+}
+
+TEST(Coordinator, OfALeadThatASecondNodeDoesNotReachTheLeadIsToBlame) {
+  Bench bench(Nodes(3, 2, 2));
+  ASSERT_TRUE(bench.RunsIn(1));
+  const int lead = NodeOf(bench, 0), first = NodeOf(bench, 1);
+  const std::string lead_name = bench.Holders()[0];
+  for (int node = 0; node < 3; ++node) {
+    if (node != lead) bench.cluster.CutBetween(lead, node);
+  }
+  bench.Train();
+  bench.cluster.KillWorker(first, 0, {.code = 1});
+  ASSERT_TRUE(bench.RunsIn(2)) << bench.cluster.Story();
+  bench.Train();
+  bench.cluster.KillWorker(NodeOf(bench, 1), 0, {.code = 1});
+
+  ASSERT_TRUE(bench.RunsIn(3)) << bench.cluster.Story();
+  EXPECT_THAT(bench.Holders(), ::testing::Not(::testing::Contains(lead_name)));
+}
+
+TEST(Coordinator, ANodeThatIsNeededIsTakenAgainUntilTheRestartsAreUsedUp) {
+  ClusterOptions options = Nodes(2, 2, 2);
+  options.commits = false;
+  Bench bench(options);
+  ASSERT_TRUE(bench.RunsIn(1));
+  const std::vector<std::string> before = bench.Holders();
+  const int lead = NodeOf(bench, 0), follower = NodeOf(bench, 1);
+  bench.cluster.CutBetween(lead, follower);
+  const auto fail = [&] {
+    bench.cluster.Run(absl::Seconds(2));  // the beats say it
+    bench.cluster.KillWorker(follower, 0, {.code = 1});
+  };
+  fail();
+  ASSERT_TRUE(bench.RunsIn(2, absl::Minutes(1))) << bench.cluster.Story();
+  EXPECT_EQ(bench.Holders(), before);
+  EXPECT_EQ(bench.cluster.coordinator()->state().history.crashes, 1) << "there is no spare";
+  fail();
+  ASSERT_TRUE(bench.RunsIn(3, absl::Minutes(1))) << bench.cluster.Story();
+  fail();
+
+  EXPECT_TRUE(bench.Ends(82)) << bench.cluster.Story();
+  ASSERT_TRUE(bench.cluster.coordinator()->state().ended);
+  EXPECT_THAT(bench.cluster.coordinator()->state().ended->reason,
+              HasSubstr("do not reach each other"));
+}
+
+TEST(Coordinator, AWorldShrinksByWhoIsCutOffAndDoesNotGrowBackToIt) {
+  Bench bench(Nodes(3, 2, 3));
+  ASSERT_TRUE(bench.RunsIn(1));
+  const std::string cut = bench.Holders()[2];
+  bench.cluster.CutBetween(NodeOf(bench, 0), NodeOf(bench, 2));
+  bench.Train();
+  bench.cluster.KillWorker(NodeOf(bench, 1), 0, {.code = 1});
+  ASSERT_TRUE(bench.RunsIn(2)) << bench.cluster.Story();
+  EXPECT_THAT(bench.Holders(), ::testing::Not(::testing::Contains(cut)));
+  bench.cluster.Run(absl::Minutes(2));
+  EXPECT_TRUE(bench.RunsIn(2)) << bench.cluster.Story();
+}
+
+TEST(JudgeCutLinks, BlamesTheLeadWhereMostDoNotReachIt) {
+  EXPECT_THAT(JudgeCutLinks({.lead = "a", .followers = {"b", "c", "d"}}), ::testing::IsEmpty());
+  EXPECT_THAT(JudgeCutLinks({.lead = "a", .followers = {"b"}, .cut = {"b"}}), ElementsAre("b"));
+  EXPECT_THAT(JudgeCutLinks({.lead = "a", .followers = {"b", "c", "d"}, .cut = {"c"}}),
+              ElementsAre("c"));
+  EXPECT_THAT(JudgeCutLinks({.lead = "a", .followers = {"b", "c", "d"}, .cut = {"b", "d"}}),
+              ElementsAre("a"));
+  EXPECT_THAT(JudgeCutLinks({.lead = "a", .followers = {"b", "c", "d", "e"}, .cut = {"d", "e"}}),
+              ElementsAre("d", "e"))
+      << "a network in two halves: the lead's goes on";
+}
+
+TEST(JudgeCutLinks, BlamesWhatTwoCutsOneAfterTheOtherHaveInCommon) {
+  EXPECT_THAT(JudgeCutLinks({.lead = "a", .followers = {"c"}, .cut = {"c"}, .blamed_yet = {"b"}}),
+              ElementsAre("a"));
+  EXPECT_THAT(JudgeCutLinks({.lead = "a", .followers = {"b"}, .cut = {"b"}, .blamed_yet = {"b"}}),
+              ElementsAre("b"))
+      << "the same cut again";
+}
+
+// --- Plain programs ---
 
 TEST(Coordinator, PlainWorkersStartAgainWhenANodeOfTheirsIsLost) {
   ClusterOptions options = Nodes(4, 3, 3);
@@ -745,6 +866,113 @@ TEST(Coordinator, APersonsInterruptStopsTheWholeJobWithOneHundredAndThirty) {
   ASSERT_TRUE(bench.RunsIn(1));
   bench.cluster.Signal(6, SIGINT);
   EXPECT_TRUE(bench.Ends(130));
+}
+
+// --- Links ---
+
+// What each agent is asked to measure, by stream.
+std::map<uint64_t, control::Measure> MeasuresIn(const std::vector<CoordinatorAction>& actions) {
+  std::map<uint64_t, control::Measure> asked;
+  for (const CoordinatorAction& action : actions) {
+    const auto* send = std::get_if<SendToAgent>(&action);
+    const auto* measure = send == nullptr ? nullptr : std::get_if<control::Measure>(&send->message);
+    if (measure != nullptr) asked[send->stream] = *measure;
+  }
+  return asked;
+}
+std::string ExclusionIn(const std::vector<CoordinatorAction>& actions, uint64_t stream) {
+  for (const CoordinatorAction& action : actions) {
+    const auto* send = std::get_if<SendToAgent>(&action);
+    if (send == nullptr || send->stream != stream) continue;
+    if (const auto* exclude = std::get_if<control::Exclude>(&send->message)) return exclude->reason;
+  }
+  return {};
+}
+
+// Two nodes of three are wanted, on streams 1 to 3.
+struct MeasuringDesk : Desk {
+  explicit MeasuringDesk(double floor) {
+    ElasticOptions options = Options();
+    options.peer_rate_floor = floor;
+    options.spare_slots = 1;
+    coordinator = Coordinator(options, {}, Id128::FromName("run"));
+    Give(StartEvent{});
+  }
+  std::vector<CoordinatorAction> Come(uint64_t stream) {
+    const std::string node(1, static_cast<char>('a' + stream - 1));
+    return Hello(stream, {.job = "job",
+                          .node = node,
+                          .incarnation = 10 + stream,
+                          .capacity = 1,
+                          .measure_address = node + ":3"});
+  }
+  std::vector<CoordinatorAction> Found(uint64_t stream, uint64_t number, double rate) {
+    return Say(stream, control::Measured{number, rate, "so fast"});
+  }
+};
+
+TEST(Coordinator, NewcomersMeasureTheirLinkBeforeTheyAreGivenRanks) {
+  MeasuringDesk desk(100);
+  EXPECT_TRUE(MeasuresIn(desk.Come(1)).empty()) << "with whom?";
+  const auto asked = MeasuresIn(desk.Come(2));
+  ASSERT_EQ(asked.size(), 2u);
+  EXPECT_EQ(asked.at(1).address, "b:3") << "it calls";
+  EXPECT_EQ(asked.at(2).address, "") << "it is called";
+  EXPECT_EQ(asked.at(1).ticket, asked.at(2).ticket);
+  EXPECT_TRUE(MeasuresIn(desk.Come(3)).empty()) << "both are busy";
+  EXPECT_EQ(desk.coordinator.phase(), CoordinatorPhase::kForming) << "all are here";
+
+  const auto next = MeasuresIn(desk.Found(1, 1, 900));
+  ASSERT_EQ(next.size(), 2u);
+  EXPECT_EQ(next.at(3).address, "a:3") << "the odd one, with the next in the ring";
+  EXPECT_EQ(desk.coordinator.phase(), CoordinatorPhase::kForming);
+  desk.Found(3, 2, 900);
+  EXPECT_EQ(desk.coordinator.phase(), CoordinatorPhase::kReforming);
+}
+
+TEST(Coordinator, ANodeThatIsSlowWithTwoPartnersIsExcludedWithItsFigures) {
+  MeasuringDesk desk(100);
+  for (const uint64_t stream : {1, 2, 3}) desk.Come(stream);
+  ASSERT_EQ(MeasuresIn(desk.Found(1, 1, 3)).at(3).address, "a:3");
+  const auto third = MeasuresIn(desk.Found(3, 2, 4));
+  ASSERT_EQ(third.at(2).address, "c:3");
+  const auto actions = desk.Found(2, 3, 900);
+  EXPECT_EQ(ExclusionIn(actions, 1),
+            "preflight: peer bandwidth: 3 MB/s with b, 4 MB/s with c, at least 100 MB/s wanted");
+  EXPECT_EQ(ExclusionIn(actions, 2) + ExclusionIn(actions, 3), "");
+}
+
+TEST(Coordinator, AMeasurementThatNobodyEndsHoldsNobodyUpForLong) {
+  MeasuringDesk desk(100);
+  desk.Come(1);
+  desk.Come(2);
+  const auto beat = [&] {
+    for (const uint64_t stream : {1, 2}) desk.Say(stream, control::Beat{});
+  };
+  for (int second = 0; second < 30; ++second) {
+    desk.now += absl::Seconds(1);
+    beat();
+  }
+  EXPECT_EQ(desk.coordinator.phase(), CoordinatorPhase::kReforming);
+}
+
+TEST(Coordinator, ASpareThatComesLaterIsMeasuredWithWhoeverIsThere) {
+  MeasuringDesk desk(0);
+  desk.Come(1);
+  desk.Come(2);
+  desk.Found(1, 1, 900);
+  for (int second = 0; second < 6; ++second) {
+    desk.now += absl::Seconds(1);
+    for (const uint64_t stream : {1, 2}) desk.Say(stream, control::Beat{});
+  }
+  for (const uint64_t stream : {1, 2})
+    desk.Say(stream, control::Prepared{.generation = 1, .round = 1, .staged = true});
+  for (const uint64_t stream : {1, 2}) desk.Say(stream, control::Committed{1});
+  ASSERT_EQ(desk.coordinator.phase(), CoordinatorPhase::kRunning);
+
+  const auto asked = MeasuresIn(desk.Come(3));
+  ASSERT_EQ(asked.size(), 2u);
+  EXPECT_EQ(asked.at(3).address, "a:3");
 }
 
 TEST(Coordinator, AWorkerThatFailsAfterItsFinalSaveFailedEndsTheJobWithEightyEight) {

@@ -33,6 +33,15 @@
 // The transport closes a stream whose peer is silent (keepalive, within seconds), on both sides:
 // agents learn only by that of a coordinator that was stopped or cut off. Beats go one way.
 //
+// A link between agents that both reach the coordinator may be cut. Beats say so; it ends nothing
+// by itself, since training may have a network of its own. When ranks fail while it is cut, the
+// node that is cut off (cut_links.h) is to blame, not those who failed: it is treated as lost, and
+// comes back as a spare that is taken last.
+//
+// A newcomer that says where its link can be measured measures it with partners that are named here
+// (link_rates.h) before it is given ranks: the first generation waits for that, and later ones form
+// without it. One that is known to be slow is excluded. Who cannot be measured in time passes.
+//
 // Time: each host's own steady clock, which no message carries. A restarted coordinator counts all
 // deadlines from its own start.
 #pragma once
@@ -54,6 +63,7 @@
 #include "outlast/elastic/elastic_options.h"
 #include "outlast/elastic/events.h"
 #include "outlast/elastic/exit_code.h"
+#include "outlast/elastic/link_rates.h"
 #include "outlast/elastic/messages.h"
 #include "outlast/elastic/stop_agreement.h"
 
@@ -158,6 +168,8 @@ class Coordinator {
     int slot_hint = -1;
     std::string address;
     std::string peer_address;
+    std::string measure_address;
+    absl::Duration measured_due = -absl::InfiniteDuration();  // its link is waited for until then
     absl::Duration heard;
     absl::Duration lost_due = absl::InfiniteDuration();  // finite: lost, in its grace
     bool holds_ranks = false;                            // of the newest generation
@@ -172,6 +184,7 @@ class Coordinator {
     bool leaving = false;
     std::string bootstrap;
     std::vector<control::HeldSnapshot> snapshots;
+    std::vector<std::string> unreached;  // as its newest beat says, of the newest generation
     // Other processes that claim its node's name, by incarnation: since when.
     std::map<uint64_t, absl::Duration> claims;
   };
@@ -200,6 +213,7 @@ class Coordinator {
   void Hear(Agent& agent, const control::Leave& leave);
   void Hear(Agent& agent, const control::SaveReport& report);
   void Hear(Agent& agent, const control::Bye& bye);
+  void Hear(Agent& agent, const control::Measured& measured);
 
   // Membership (coordinator.cc).
   bool IsOfAnotherRun(const control::Hello& hello) const;
@@ -223,6 +237,8 @@ class Coordinator {
   // Faults and generations (coordinator_reform.cc).
   void NodeLost(const std::string& node, uint64_t incarnation, const std::string& reason);
   void Charge(const std::string& node, uint64_t agent, const control::Fault& fault);
+  void RemoveWhoIsCutOff();
+  bool IsShunned(const std::string& node) const;
   void MarkFinished(const std::vector<int>& ranks);
   void Refund(int64_t step_committed);
   void Reform(const std::string& reason);
@@ -239,6 +255,17 @@ class Coordinator {
   std::vector<int> FinishedRanks(const RankMap& map) const;
   bool WouldShrink() const;
   bool is_preparing() const;
+
+  // The agents' links (coordinator_links.cc).
+  void TryMeasure();
+  void StartMeasurement(const std::string& one, const std::string& other);
+  bool IsMeasuring(const std::string& node) const;
+  void EndMeasurement(size_t index, double megabytes_per_second, const std::string& detail);
+  void LookAtMeasurements();
+  bool IsBeingMeasured(const std::string& node, const Agent& agent) const;
+  bool IsBeingJudged(const std::string& node) const;
+  std::vector<std::string> Measurable() const;
+  absl::Duration NearestMeasurement() const;
 
   // Stops and ends (coordinator_stop.cc).
   void BeginStop(int signal, const std::string& reason);
@@ -292,6 +319,17 @@ class Coordinator {
   absl::Duration told_at_ = -absl::InfiniteDuration();
   absl::Duration tell_due_ = absl::InfiniteDuration();
 
+  // The agents' links.
+  struct Measurement {
+    uint64_t number;
+    std::string one, other;  // the first one calls
+    absl::Duration due;
+  };
+  LinkRates rates_;
+  std::vector<Measurement> measurements_;  // under way
+  uint64_t last_measurement_ = 0;
+  absl::Duration measuring_until_ = -absl::InfiniteDuration();  // of all newcomers
+
   // Of the generation that forms.
   uint32_t round_ = 0;
   RankMap provisional_;
@@ -305,6 +343,13 @@ class Coordinator {
   absl::Duration leave_due_ = absl::InfiniteDuration();  // who else leaves
   int leave_signal_ = 0;
   std::vector<EarlyExit> early_exits_;
+  // Nodes whose link to another was cut: that one, and until when they are not taken while there
+  // are enough others.
+  struct Shunned {
+    std::string lead;
+    absl::Duration until;
+  };
+  std::map<std::string, Shunned> shunned_;
   std::vector<bool> plain_;  // by rank of the newest generation
 
   // Of a stop or an end.

@@ -33,6 +33,11 @@ struct ElasticOptions {
   absl::Duration join = absl::Seconds(600);         // for enough members
   absl::Duration coordinator_grace = absl::Seconds(600);  // agents train on without a coordinator
   absl::Duration exclude_for = absl::Seconds(1800);
+  // MB/s that the link of a new agent is to carry, each way, with a partner of the job; 0: it is
+  // measured, and told.
+  double peer_rate_floor = 0;
+  absl::Duration measure = absl::Seconds(8);       // one measurement
+  absl::Duration measure_all = absl::Seconds(20);  // nobody waits longer for a node's link
 };
 
 // The rules by which deadlines nest; kInvalidArgument names both timers and their values.

@@ -48,6 +48,7 @@ struct Hello {
   std::string segment;
   std::vector<std::string> addresses;  // all of them
   std::string peer_address;            // HOST:PORT where it takes the other agents' connections
+  std::string measure_address;         // HOST:PORT where its link is measured; empty: it is not
   Terms terms;                         // that it was started with; empty: it does not say
   // What it has seen so far; zero at first.
   Id128 run_id;
@@ -68,6 +69,9 @@ struct Beat {
   uint64_t counter = 0;
   int64_t newest_step = 0;  // of any rank here
   std::vector<RankBeat> ranks;
+  // Filled in by the driver: nodes of its generation that it should have a connection to, and has
+  // had none for a while.
+  std::vector<std::string> unreached;
 };
 
 // Whether the failed worker is a cause by itself (a signal, an exit of its own, a verdict), or says
@@ -138,8 +142,15 @@ struct Bye {
   int64_t final_step = 0;
 };
 
-using AgentMessage =
-    std::variant<Beat, Fault, Prepared, Committed, Restored, Stopping, Leave, SaveReport, Bye>;
+// What the caller of a MEASURE found.
+struct Measured {
+  uint64_t number = 0;
+  double megabytes_per_second = 0;  // of the slower way; 0: they did not reach each other
+  std::string detail;               // both ways, or why not
+};
+
+using AgentMessage = std::variant<Beat, Fault, Prepared, Committed, Restored, Stopping, Leave,
+                                  SaveReport, Bye, Measured>;
 
 // --- Coordinator to agent ---
 
@@ -212,7 +223,14 @@ struct Done {
   std::string reason;
 };
 
-using CoordinatorMessage =
-    std::variant<Welcome, Refused, Prepare, Commit, Next, Stop, Go, Exclude, Collect, Done>;
+// Two agents measure the link between them: one calls, the other is called.
+struct Measure {
+  uint64_t number = 0;
+  Id128 ticket;         // by which the one that is called knows the caller
+  std::string address;  // HOST:PORT to call; empty: it is called
+};
+
+using CoordinatorMessage = std::variant<Welcome, Refused, Prepare, Commit, Next, Stop, Go, Exclude,
+                                        Collect, Done, Measure>;
 
 }  // namespace outlast::control

@@ -101,6 +101,7 @@ struct NodeOptions {
   int slot_hint = -1;
   std::vector<std::string> addresses;
   std::string peer_address;
+  std::string measure_address;
 };
 
 // Not safe for concurrent use. Copyable.
@@ -173,6 +174,7 @@ class NodeAgent {
   void Hear(const control::Exclude& exclude);
   void Hear(const control::Collect& collect);
   void Hear(const control::Done& done);
+  void Hear(const control::Measure&) {}  // the driver's
   void LinkLost();
   void Drop(const std::string& reason);
   void SendBeat();

@@ -89,6 +89,7 @@ void To(const Greeting& greeting, v1::AgentFrame& frame) {
   to->set_coordinator(hello.coordinator);
   to->set_generation(hello.generation);
   to->set_peer_address(hello.peer_address);
+  to->set_measure_address(hello.measure_address);
   for (const Term& term : hello.terms) {
     v1::Term* one = to->add_terms();
     one->set_flag(term.flag);
@@ -108,6 +109,7 @@ Greeting From(const v1::Greeting& proto, bool& ok) {
   hello.addresses.assign(from.addresses().begin(), from.addresses().end());
   hello.run_id = FromBytes(from.run_id(), ok);
   hello.coordinator = from.coordinator();
+  hello.measure_address = from.measure_address();
   hello.generation = from.generation();
   hello.peer_address = from.peer_address();
   for (const v1::Term& term : from.terms()) hello.terms.push_back({term.flag(), term.value()});
@@ -123,11 +125,13 @@ void To(const Beat& beat, v1::AgentFrame& frame) {
     one->set_rank(rank.rank);
     one->set_phase(ToEnum<v1::RankPhase>(rank.phase));
   }
+  for (const std::string& node : beat.unreached) to->add_unreached(node);
 }
 Beat From(const v1::Beat& proto, bool& ok) {
   Beat beat{.counter = proto.counter(), .newest_step = proto.newest_step()};
   for (const v1::RankBeat& rank : proto.ranks())
     beat.ranks.push_back({rank.rank(), FromEnum(rank.phase(), RankPhase::kFinished, ok)});
+  beat.unreached.assign(proto.unreached().begin(), proto.unreached().end());
   return beat;
 }
 
@@ -224,6 +228,12 @@ void To(const Bye& bye, v1::AgentFrame& frame) {
   to->set_durable(bye.durable);
   to->set_final_step(bye.final_step);
 }
+void To(const Measured& measured, v1::AgentFrame& frame) {
+  v1::Measured* to = frame.mutable_measured();
+  to->set_number(measured.number);
+  to->set_megabytes_per_second(measured.megabytes_per_second);
+  to->set_detail(measured.detail);
+}
 void To(const AgentMessage& message, v1::AgentFrame& frame) {
   std::visit([&](const auto& typed) { To(typed, frame); }, message);
 }
@@ -319,6 +329,12 @@ void To(const Done& done, v1::CoordinatorFrame& frame) {
   frame.mutable_done()->set_exit_code(done.exit_code);
   frame.mutable_done()->set_reason(done.reason);
 }
+void To(const Measure& measure, v1::CoordinatorFrame& frame) {
+  v1::Measure* to = frame.mutable_measure();
+  to->set_number(measure.number);
+  to->set_ticket(ToBytes(measure.ticket));
+  to->set_address(measure.address);
+}
 void To(const CoordinatorMessage& message, v1::CoordinatorFrame& frame) {
   std::visit([&](const auto& typed) { To(typed, frame); }, message);
 }
@@ -382,6 +398,11 @@ std::optional<AgentFrame> FromProto(const v1::AgentFrame& proto) {
       frame = AgentMessage(Bye{from.generation(), from.durable(), from.final_step()});
       break;
     }
+    case Case::kMeasured: {
+      const v1::Measured& from = proto.measured();
+      frame = AgentMessage(Measured{from.number(), from.megabytes_per_second(), from.detail()});
+      break;
+    }
     case Case::FRAME_NOT_SET:
       break;
   }
@@ -439,6 +460,12 @@ std::optional<CoordinatorFrame> FromProto(const v1::CoordinatorFrame& proto) {
     case Case::kDone:
       frame = CoordinatorMessage(Done{proto.done().exit_code(), proto.done().reason()});
       break;
+    case Case::kMeasure: {
+      const v1::Measure& from = proto.measure();
+      frame =
+          CoordinatorMessage(Measure{from.number(), FromBytes(from.ticket(), ok), from.address()});
+      break;
+    }
     case Case::FRAME_NOT_SET:
       break;
   }

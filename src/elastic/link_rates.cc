@@ -1,0 +1,95 @@
+#include "outlast/elastic/link_rates.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+
+namespace outlast {
+
+void LinkRates::Note(const std::string& one, const std::string& other,
+                     double megabytes_per_second) {
+  rates_[one][other] = rates_[other][one] = megabytes_per_second;
+}
+
+void LinkRates::Forget(const std::string& node) {
+  rates_.erase(node);
+  for (auto& [other, rates] : rates_) rates.erase(node);
+}
+
+const LinkRates::Rates& LinkRates::Of(const std::string& node) const {
+  static const Rates none;
+  const auto known = rates_.find(node);
+  return known == rates_.end() ? none : known->second;
+}
+
+bool LinkRates::HasGoodLink(const std::string& node) const {
+  const Rates& rates = Of(node);
+  return std::any_of(rates.begin(), rates.end(),
+                     [this](const auto& one) { return !IsSlow(one.second); });
+}
+
+LinkRates::Fitness LinkRates::FitnessOf(const std::string& node) const {
+  const Rates& rates = Of(node);
+  if (HasGoodLink(node)) return Fitness::kFit;
+  const bool is_told_by_another =
+      rates.size() > 1 && std::any_of(rates.begin(), rates.end(),
+                                      [this](const auto& one) { return HasGoodLink(one.first); });
+  return is_told_by_another ? Fitness::kUnfit : Fitness::kUnknown;
+}
+
+bool LinkRates::IsSettled(const std::string& node, const std::vector<std::string>& partners) const {
+  if (FitnessOf(node) != Fitness::kUnknown) return true;
+  return std::all_of(partners.begin(), partners.end(), [&](const std::string& partner) {
+    return partner == node || Of(node).contains(partner);
+  });
+}
+
+const std::string* LinkRates::PartnerOf(const std::string& node,
+                                        const std::vector<std::string>& free,
+                                        bool of_the_new) const {
+  const auto at = static_cast<size_t>(std::find(free.begin(), free.end(), node) - free.begin());
+  for (size_t i = 1; i < free.size(); ++i) {
+    const std::string& other = free[(at + i) % free.size()];
+    if (!Of(node).contains(other) && (!of_the_new || Of(other).empty())) return &other;
+  }
+  return nullptr;
+}
+
+std::optional<std::pair<std::string, std::string>> LinkRates::NextPair(
+    const std::vector<std::string>& whom, const std::vector<std::string>& free) const {
+  for (const bool of_the_new : {true, false}) {
+    for (const std::string& node : whom) {
+      if (!Of(node).empty()) continue;
+      if (const std::string* other = PartnerOf(node, free, of_the_new))
+        return std::make_pair(node, *other);
+    }
+  }
+  for (const std::string& node : whom) {
+    if (!IsSuspect(node)) continue;
+    if (const std::string* other = PartnerOf(node, free, false))
+      return std::make_pair(node, *other);
+  }
+  return std::nullopt;
+}
+
+std::string LinkRates::Describe(const std::string& node) const {
+  std::string text;
+  for (const auto& [partner, rate] : Of(node))
+    text += fmt::format("{}{:.3g} MB/s with {}", text.empty() ? "" : ", ", rate, partner);
+  return text;
+}
+
+std::string LinkRates::Summary() const {
+  std::vector<double> all;
+  for (const auto& [node, rates] : rates_) {
+    for (const auto& [partner, rate] : rates) {
+      if (node < partner) all.push_back(rate);
+    }
+  }
+  if (all.empty()) return {};
+  std::sort(all.begin(), all.end());
+  return fmt::format("{} link{}, {:.3g} to {:.3g} MB/s, median {:.3g}", all.size(),
+                     all.size() == 1 ? "" : "s", all.front(), all.back(), all[all.size() / 2]);
+}
+
+}  // namespace outlast
