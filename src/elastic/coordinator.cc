@@ -326,6 +326,8 @@ void Coordinator::Hear(Agent& agent, const control::Beat& beat) {
       finished.push_back(rank.rank);
   }
   if (!finished.empty()) MarkFinished(finished);
+  if (phase_ == CoordinatorPhase::kDraining && state_.stop_went == 0 && SomeStillJoin())
+    GiveUpStop(state_.stop->reason, false);
 }
 
 void Coordinator::Hear(Agent& agent, const control::Leave& leave) {

@@ -19,11 +19,23 @@ void Coordinator::BeginStop(int signal, const std::string& reason) {
   end_due_ = now_ + budget.stop_within + budget.reap + options_.beat_loss;
   leave_due_ = absl::InfiniteDuration();
   for (auto& [node, agent] : agents_) agent.prepare_due = agent.ack_due = absl::InfiniteDuration();
-  if (before == Phase::kRunning) {
+  if (before == Phase::kRunning && !SomeStillJoin()) {
     AskAgents(newest_step_);
   } else {
     GiveUpStop(reason, false);
   }
+}
+
+// Some ranks have joined, and wait for those that have not, which a stop ends: no step will ever
+// come that all could agree on.
+bool Coordinator::SomeStillJoin() const {
+  if (newest_step_ > 0) return false;
+  bool any_joined = false, any_plain = false;
+  for (int rank = 0; rank < state_.commit.map.world; ++rank) {
+    if (state_.is_finished(rank)) continue;
+    (plain_[static_cast<size_t>(rank)] ? any_plain : any_joined) = true;
+  }
+  return any_joined && any_plain;
 }
 
 void Coordinator::AskAgents(int64_t newest_step) {

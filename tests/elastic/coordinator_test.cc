@@ -975,6 +975,52 @@ TEST(Coordinator, ASpareThatComesLaterIsMeasuredWithWhoeverIsThere) {
   EXPECT_EQ(asked.at(3).address, "a:3");
 }
 
+// How the coordinator wants a stop to be made; nullopt: it did not say.
+std::optional<control::StopHow> StopIn(const std::vector<CoordinatorAction>& actions) {
+  std::optional<control::StopHow> how;
+  for (const CoordinatorAction& action : actions) {
+    const auto* send = std::get_if<SendToAgent>(&action);
+    const auto* stop = send == nullptr ? nullptr : std::get_if<control::Stop>(&send->message);
+    if (stop != nullptr) how = stop->how;
+  }
+  return how;
+}
+
+control::Beat BeatOf(int rank, control::RankPhase phase, int64_t step = 0) {
+  return {.counter = 1, .newest_step = step, .ranks = {{rank, phase}}};
+}
+
+TEST(Coordinator, AStopWhileSomeRanksStillJoinWaitsForNoStep) {
+  using control::RankPhase;
+  using control::StopHow;
+  const control::Leave term{.signal = SIGTERM, .within = absl::Seconds(25)};
+  // Rank 0 waits for rank 1, which the stop ends before it has joined.
+  Desk known;
+  known.Form();
+  known.Say(1, BeatOf(0, RankPhase::kJoined));
+  EXPECT_EQ(StopIn(known.Say(2, term)), StopHow::kAtOnce);
+
+  // It is heard of only after the stop has begun.
+  Desk later;
+  later.Form();
+  EXPECT_EQ(StopIn(later.Say(2, term)), StopHow::kAtStep);
+  EXPECT_EQ(StopIn(later.Say(1, BeatOf(0, RankPhase::kJoined))), StopHow::kAtOnce);
+
+  // All have joined, or none ever does: as ever.
+  Desk joined;
+  joined.Form();
+  joined.Say(1, BeatOf(0, RankPhase::kJoined));
+  joined.Say(2, BeatOf(1, RankPhase::kJoined));
+  EXPECT_EQ(StopIn(joined.Say(2, term)), StopHow::kAtStep);
+  EXPECT_EQ(StopIn(joined.Say(1, BeatOf(0, RankPhase::kJoined))), std::nullopt);
+
+  // Steps were done beside a rank that never joins: those who do them can agree on one.
+  Desk helper;
+  helper.Form();
+  helper.Say(1, BeatOf(0, RankPhase::kJoined, 7));
+  EXPECT_EQ(StopIn(helper.Say(2, term)), StopHow::kAtStep);
+}
+
 TEST(Coordinator, AWorkerThatFailsAfterItsFinalSaveFailedEndsTheJobWithEightyEight) {
   Desk desk;
   desk.Form();

@@ -136,6 +136,19 @@ TEST_F(Nodes, TermOnAnyAgentOfAJobThatNeedsAllStopsThemAllAlike) {
   for (const int k : {1, 2}) EndsWith(k, 81);
 }
 
+// Ranks 2 and 3 have not joined yet, and ranks 0 and 1 wait for them: no step will come to stop at.
+TEST_F(Nodes, TermWhileSomeRanksStillJoinWaitsForNoStep) {
+  const std::string join = "touch " + Path("born") + "$RANK; [ $RANK -ge 2 ] && exec sleep 600; " +
+                           "exec " + Trainer()[0] + " " + Path("log") + " " + Path("until");
+  for (const int k : {1, 2}) Start(k, "2", {"--grace", "20"}, {"sh", "-c", join});
+  ASSERT_TRUE(Comes([&](const std::vector<Round>&) {
+    return fs::exists(Path("born0")) && fs::exists(Path("born1")) && fs::exists(Path("born2")) &&
+           fs::exists(Path("born3"));
+  })) << Seen();
+  agents_.at(2)->Signal(SIGTERM);
+  for (const int k : {1, 2}) EndsWith(k, 81, 8);
+}
+
 TEST_F(Nodes, CtrlCStopsThemAllWith130) {
   for (const int k : {1, 2}) StartTrainer(k, "2");
   ASSERT_TRUE(AllTrain(4)) << Seen();

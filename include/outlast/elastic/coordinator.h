@@ -269,6 +269,7 @@ class Coordinator {
 
   // Stops and ends (coordinator_stop.cc).
   void BeginStop(int signal, const std::string& reason);
+  bool SomeStillJoin() const;
   void AskAgents(int64_t newest_step);
   void GiveUpStop(const std::string& reason, bool hurry);
   void SendStop(Agent& agent);
