@@ -33,9 +33,10 @@ bool ReadPeers(const std::string& path, Settings& settings) {
   while (std::getline(file, line)) {
     const auto figure = nlohmann::json::parse(line, nullptr, false);
     if (!figure.is_object() || !figure.contains("name") || !figure["name"].is_string() ||
-        !figure.contains("value") || !figure["value"].is_number()) {
+        !figure.contains("value") || !(figure["value"].is_number() || figure["value"].is_null())) {
       return false;
     }
+    if (figure["value"].is_null()) continue;  // it could not be had; the line says why
     const auto name = figure["name"].get<std::string>();
     settings.peers[name] = {figure.value("of", name), figure["value"].get<double>()};
   }

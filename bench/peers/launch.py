@@ -7,11 +7,14 @@ Each pass measures each case under both, in an order that turns around every oth
   restart.term_ignored    a rank fails and its peer ignores SIGTERM: from the failure to when both run again
 
 One JSON object a line; `value` is the median. The peer's line has the name of Outlast's figure, so that `outlast_figures --peers FILE` puts
-it beside ours; the same case under `outlast run` is NAME.outlast, and with a warm template that has imported torch NAME.outlast_template. torchrun runs with TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1: with its stock
+it beside ours; the same case under `outlast run` is NAME.outlast, and with a warm template that has imported torch NAME.outlast_template. Beside
+restart.python_gloo_N stand, as NAME.torchft... and NAME.nvrx..., restarts inside of the survivors' processes (restart_peers.py has what they measure, and
+how); a figure that cannot be had is null, with the reason. torchrun runs with TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1: with its stock
 settings a gloo job is never restarted after kill -9, since the new ranks read the dead rank's address from the shared store.
 The packages come from PyPI, into a virtual environment of their own (build/peers-venv, some 5 GB on disk).
 """
 import argparse
+import contextlib
 import json
 import os
 import pathlib
@@ -23,6 +26,7 @@ import sys
 import time
 
 import checkpoint  # the virtual environment
+import restart_peers
 
 HERE = pathlib.Path(__file__).resolve().parent
 BUILD = HERE.parent.parent / "build"
@@ -122,6 +126,8 @@ def start_2(launcher, folder):
 
 
 def kill_to_reduce(launcher, folder, ranks, victim):
+    if isinstance(launcher, Inside):
+        return launcher.kill_to_reduce(folder, ranks, victim)
     job = launcher.start(ranks, ["--max-restarts", "3", *launcher.flags], [str(HERE / "gloo_trainer.py"), str(folder)], folder)
     try:
         before = wait_for(job, folder / "reduced", 0, ranks)
@@ -156,33 +162,75 @@ def cases(options):
     return {name: case for name, case in found.items() if options.only in name}
 
 
+class Inside:
+    """A restart peer in place of a launcher."""
+
+    def __init__(self, who):
+        self.names, self.package, self.measure = restart_peers.ALL[who]
+        self.missing = restart_peers.why_missing(self.package)
+        self.of = restart_peers.OF[who].format(restart_peers.PACKAGES[self.package])
+
+    def kill_to_reduce(self, folder, ranks, victim):
+        if self.missing:
+            raise RuntimeError(self.missing)
+        return self.measure(folder, ranks, victim)
+
+
+def last_words(path):
+    """The last exception in what a peer said, else its last line."""
+    lines = [line.strip() for line in path.read_text(errors="replace").splitlines() if line.strip()] if path.exists() else []
+    errors = [line for line in lines if "Error:" in line]
+    return (errors or lines or [""])[-1][-300:]
+
+
+def measure_all(options, folder, known):
+    """(name, who) -> samples, and why there are none."""
+    samples, reasons, number = {}, {}, 0
+    for name, (measure, passes) in cases(options).items():
+        for turn in range(passes):
+            for who in list(known)[:: -1 if turn % 2 else 1]:
+                is_inside = isinstance(known[who], Inside)
+                if "gloo" not in name and (is_inside or who == "outlast_template"):
+                    continue  # what they save is a slow start
+                names = known[who].names if is_inside else [who]
+                number += 1
+                place = folder / str(number)
+                place.mkdir(parents=True)
+                try:
+                    value = measure(known[who], place, turn)
+                except (RuntimeError, OSError) as why:
+                    print(f"{name} under {known[who].of}: {why}:\n{last_words(place / 'output')}", file=sys.stderr)
+                    for one in names:
+                        reasons[name, one] = " ".join(f"{why}: {last_words(place / 'output')}".split()).rstrip(": ")
+                    continue
+                for one, sample in (value if is_inside else {who: value}).items():
+                    samples.setdefault((name, one), []).append(sample)
+                    print(f"{name} under {one}: {sample:.1f} ms", file=sys.stderr)
+    return samples, reasons
+
+
 def main():
     options = arguments()
     checkpoint.enter_venv()
-    folder, samples, known, number = BUILD / f"launch-peers-{os.getpid()}", {}, launchers(options), 0
+    folder, known = BUILD / f"launch-peers-{os.getpid()}", launchers(options)
+    if any("gloo" in name for name in cases(options)):
+        known |= {who: Inside(who) for who in restart_peers.ALL}
+    version = restart_peers.PACKAGES
+    of = {who: known[who].of for who in known if not isinstance(known[who], Inside)} | {
+        one: restart_peers.OF[one].format(version[package]) for names, package, _ in restart_peers.ALL.values() for one in names}
     try:
-        for name, (measure, passes) in cases(options).items():
-            for turn in range(passes):
-                for who in list(known)[:: -1 if turn % 2 else 1]:
-                    if who == "outlast_template" and "gloo" not in name:
-                        continue  # what it saves is a slow start
-                    number += 1
-                    place = folder / str(number)
-                    place.mkdir(parents=True)
-                    try:
-                        value = measure(known[who], place, turn)
-                    except RuntimeError as why:
-                        print(f"{name} under {known[who].of}: {why}:\n{(place / 'output').read_text()[-2000:]}", file=sys.stderr)
-                        continue
-                    samples.setdefault((name, who), []).append(value)
-                    print(f"{name} under {known[who].of}: {value:.1f} ms", file=sys.stderr)
+        samples, reasons = measure_all(options, folder, known)
     finally:
         shutil.rmtree(folder, ignore_errors=True)
-    out = options.json.open("w", encoding="utf-8") if options.json else sys.stdout
-    for (name, who), values in samples.items():
-        line = {"name": name if who == "torchrun" else f"{name}.{who}", "of": known[who].of, "value": statistics.median(values), "unit": "ms",
-                "n": len(values), "min": min(values), "max": max(values), "load": os.getloadavg()[0]}
-        print(json.dumps(line), file=out)
+    with contextlib.ExitStack() as stack:
+        out = stack.enter_context(options.json.open("w", encoding="utf-8")) if options.json else sys.stdout
+        for name, who in list(samples) + [at for at in reasons if at not in samples]:
+            values = samples.get((name, who), [])
+            line = {"name": name if who == "torchrun" else f"{name}.{who}", "of": of[who], "value": statistics.median(values) if values else None,
+                    "unit": "ms", "n": len(values), "min": min(values, default=None), "max": max(values, default=None), "load": os.getloadavg()[0]}
+            if (name, who) in reasons:
+                line["reason"] = reasons[name, who]  # of the newest pass that failed
+            print(json.dumps(line), file=out)
 
 
 if __name__ == "__main__":
