@@ -2,12 +2,14 @@
 
 #include <CLI/CLI.hpp>
 #include <nlohmann/json.hpp>
+#include <optional>
 #include <ostream>
 
 #include "base/error.h"
 #include "launch/machine.h"
 #include "launch/options.h"
 #include "outlast/base/status.h"
+#include "run/pod.h"
 
 namespace outlast {
 namespace {
@@ -29,7 +31,17 @@ std::string_view WhyOf(const std::vector<PlaceClaim>& claims, size_t index) {
   }
 }
 
-ordered_json Describe(const std::vector<PlaceClaim>& claims, const Variables& variables) {
+ordered_json Describe(const std::optional<PodClaim>& pod) {
+  if (!pod) return nullptr;
+  ordered_json json;
+  json["index"] = pod->index;
+  json["node"] = pod->node ? ordered_json(*pod->node) : ordered_json(nullptr);
+  for (const Variable& variable : pod->variables) json["variables"][variable.name] = variable.value;
+  return json;
+}
+
+ordered_json Describe(const std::vector<PlaceClaim>& claims, const std::optional<PodClaim>& pod,
+                      const Variables& variables) {
   const PlaceClaim none;
   const PlaceClaim& place = claims.empty() ? none : claims.front();
   ordered_json json;
@@ -51,10 +63,20 @@ ordered_json Describe(const std::vector<PlaceClaim>& claims, const Variables& va
       found["variables"][variable.name] = variable.value;
     json["found"].push_back(std::move(found));
   }
+  json["pod"] = Describe(pod);
   return json;
 }
 
-void Print(const std::vector<PlaceClaim>& claims, const ordered_json& all, std::ostream& out) {
+void Print(const PodClaim& pod, std::ostream& out) {
+  out << fmt::format("  Kubernetes Job: {}\n    {}\n", pod.Text(),
+                     pod.node ? fmt::format("pod {}: says no rank; of `outlast run --nnodes` it is "
+                                            "the --node-rank",
+                                            *pod.node)
+                              : "says no rank, and no node's place without PROCESSES_IN_JOB");
+}
+
+void Print(const std::vector<PlaceClaim>& claims, const std::optional<PodClaim>& pod,
+           const ordered_json& all, std::ostream& out) {
   out << fmt::format("rank {} of {}, local rank {}; {} CPUs, {} GPUs\n", all["rank"].get<int>(),
                      all["world"].get<int>(), all["local_rank"].get<int>(), all["cpus"].get<int>(),
                      all["gpus"].get<int>());
@@ -62,6 +84,7 @@ void Print(const std::vector<PlaceClaim>& claims, const ordered_json& all, std::
     out << fmt::format("  {}: {}\n    {}\n", NameOf(claims[i].launcher), claims[i].Text(),
                        WhyOf(claims, i));
   }
+  if (pod) Print(*pod, out);
   if (claims.empty()) out << "  no launcher's variables: a world of one\n";
   if (all["has_agent"].get<bool>()) {
     out << fmt::format("  RUN_DIR {}\n",
@@ -93,11 +116,16 @@ int RunEnvTool(const std::vector<std::string>& arguments, const Variables& varia
     err << "outlast: " << MessageOf(claims.status()) << '\n';
     return kExitRefused;
   }
-  const ordered_json all = Describe(*claims, variables);
+  const auto pod = FindPod(variables);
+  if (!pod.ok()) {
+    err << "outlast: " << MessageOf(pod.status()) << '\n';
+    return kExitRefused;
+  }
+  const ordered_json all = Describe(*claims, *pod, variables);
   if (wants_json) {
     out << all.dump(-1, ' ', false, ordered_json::error_handler_t::replace) << '\n';
   } else {
-    Print(*claims, all, out);
+    Print(*claims, *pod, all, out);
   }
   return 0;
 }

@@ -14,6 +14,7 @@
 #include "base/error.h"
 #include "base/flag_values.h"
 #include "launch/machine.h"
+#include "run/pod.h"
 
 namespace outlast {
 namespace {
@@ -400,14 +401,33 @@ absl::Status CheckPlace(int world, const Variables& variables) {
   return absl::OkStatus();
 }
 
-absl::Status CheckSurroundings(const LaunchOptions& options) {
+absl::Status TakePod(NodesOptions& nodes, const Variables& variables) {
+  OUTLAST_ASSIGN_OR_RETURN(const std::optional<PodClaim> pod, FindPod(variables));
+  if (!pod) return absl::OkStatus();
+  if (const char* rank = variables("PET_NODE_RANK");
+      rank != nullptr && pod->node && std::to_string(*pod->node) != rank) {
+    return Error(absl::StatusCode::kInvalidArgument,
+                 "contradictory environment: PET_NODE_RANK={} and {}, which is pod {}: the same "
+                 "wanted, or one of the two unset",
+                 rank, pod->Text(), *pod->node);
+  }
+  if (nodes.hint < 0) nodes.hint = pod->node.value_or(-1);
+  if (!pod->node || nodes.hint == *pod->node) return absl::OkStatus();
+  return Error(absl::StatusCode::kInvalidArgument,
+               "contradictory environment: --node-rank '{}' and {}, which is pod {}: the same "
+               "wanted, or no --node-rank",
+               nodes.hint, pod->Text(), *pod->node);
+}
+
+absl::Status CheckSurroundings(LaunchOptions& options) {
   char folder[PATH_MAX];
   if (getcwd(folder, sizeof folder) == nullptr && errno == ENOENT) {
     return Error(absl::StatusCode::kNotFound,
                  "the working directory was removed: an existing one wanted");
   }
-  if (options.nodes) return absl::OkStatus();
-  return CheckPlace(options.job.world, [](const char* name) { return std::getenv(name); });
+  const auto variables = [](const char* name) { return std::getenv(name); };
+  if (options.nodes) return TakePod(*options.nodes, variables);
+  return CheckPlace(options.job.world, variables);
 }
 
 std::string ToolHelp() {

@@ -84,9 +84,12 @@ absl::StatusOr<std::vector<std::string>> SplitWords(std::string_view text);
 // that each would start a world of its own; or what launchers left in its environment is
 // contradictory.
 absl::Status CheckPlace(int world, const Variables& variables);
-// CheckPlace with the process's own, unless the job has several nodes, whose agents another
-// launcher may well start. kNotFound: the working directory is gone.
-absl::Status CheckSurroundings(const LaunchOptions& options);
+// In a pod of a Kubernetes Job, whose number is the node's place in the order of ranks unless
+// --node-rank gave one. kInvalidArgument: that, or a variable, contradicts it.
+absl::Status TakePod(NodesOptions& nodes, const Variables& variables);
+// CheckPlace with the process's own, or TakePod where the job has several nodes, whose agents
+// another launcher may well start. kNotFound: the working directory is gone.
+absl::Status CheckSurroundings(LaunchOptions& options);
 
 // The help of the tool as a whole.
 std::string ToolHelp();

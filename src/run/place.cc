@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "base/error.h"
+#include "run/pod.h"
 
 namespace outlast {
 namespace {
@@ -149,6 +150,13 @@ absl::StatusOr<std::vector<PlaceClaim>> FindPlace(const Variables& variables) {
                  "PMIX_RANK={}: a PMIx launcher that does not tell the world's size: RANK and "
                  "WORLD_SIZE wanted",
                  variables("PMIX_RANK"));
+  }
+  OUTLAST_ASSIGN_OR_RETURN(const std::optional<PodClaim> pod, FindPod(variables));
+  if (pod && !claims.empty() && claims[0].launcher == Launcher::kByHand &&
+      claims[0].world <= pod->index) {
+    return Contradiction(
+        fmt::format("{} (set by hand) and {} (Kubernetes)", claims[0].Text(), pod->Text()),
+        "a world of more ranks than there are pods before this one");
   }
   if (claims.size() < 2) return claims;
   const PlaceClaim &first = claims[0], &second = claims[1];

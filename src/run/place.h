@@ -4,7 +4,7 @@
 // well start those; then RANK and WORLD_SIZE set by hand, which must not contradict the launcher
 // below them; then MPI; then a Slurm step. What a mere allocation or batch script has (SLURM_PROCID
 // of no step) says nothing. Names and meanings: srun(1), Open MPI's and MPICH's documentation, and
-// torch/distributed/run.py.
+// torch/distributed/run.py. A pod of a Kubernetes Job has a number, but no rank (pod.h).
 #pragma once
 
 #include <functional>

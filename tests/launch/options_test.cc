@@ -4,8 +4,10 @@
 #include <gtest/gtest.h>
 
 #include <map>
+#include <sstream>
 #include <string>
 
+#include "launch/env_tool.h"
 #include "outlast/base/status.h"
 
 namespace outlast {
@@ -303,6 +305,52 @@ TEST(CheckPlace, AllowsOneTaskOneselfAndAWorkerOfOurs) {
           .ok());
   EXPECT_TRUE(PlaceAllows(4, {{"RANK", "0"}, {"WORLD_SIZE", "4"}}).ok());
   EXPECT_TRUE(PlaceAllows(4, {{"OUTLAST_RUN_ID", "x"}, {"RANK", "0"}, {"WORLD_SIZE", "2"}}).ok());
+}
+
+// --- Kubernetes ---
+
+TEST(TakePod, GivesTheNodeItsPlaceUnlessAFlagContradicts) {
+  const auto take = [](NodesOptions& nodes, const std::map<std::string, std::string>& set) {
+    return TakePod(nodes, [&](const char* name) {
+      const auto found = set.find(name);
+      return found == set.end() ? nullptr : found->second.c_str();
+    });
+  };
+  const std::map<std::string, std::string> pod = {{"JOB_COMPLETION_INDEX", "3"},
+                                                  {"HOSTNAME", "gpt-3"}};
+  NodesOptions nodes;
+  ASSERT_TRUE(take(nodes, {}).ok());
+  EXPECT_EQ(nodes.hint, -1);
+  ASSERT_TRUE(take(nodes, pod).ok());
+  EXPECT_EQ(nodes.hint, 3);
+  ASSERT_TRUE(take(nodes, pod).ok()) << "the same by --node-rank";
+  nodes.hint = 1;
+  EXPECT_THAT(std::string(MessageOf(take(nodes, pod))),
+              HasSubstr("--node-rank '1' and JOB_COMPLETION_INDEX=3 HOSTNAME=gpt-3"));
+  NodesOptions other;
+  auto trainer = pod;
+  trainer["PET_NODE_RANK"] = "2";  // Kubeflow's, from the same index
+  EXPECT_THAT(std::string(MessageOf(take(other, trainer))),
+              HasSubstr("PET_NODE_RANK=2 and JOB_COMPLETION_INDEX=3"));
+}
+
+TEST(EnvTool, ShowsAPodAndThatItIsNoRank) {
+  const std::map<std::string, std::string> pod = {{"JOB_COMPLETION_INDEX", "3"},
+                                                  {"HOSTNAME", "gpt-3"}};
+  const Variables variables = [&](const char* name) {
+    const auto found = pod.find(name);
+    return found == pod.end() ? nullptr : found->second.c_str();
+  };
+  std::ostringstream words, json, none;
+
+  EXPECT_EQ(RunEnvTool({}, variables, words, none), 0);
+  EXPECT_EQ(RunEnvTool({"--json"}, variables, json, none), 0);
+
+  EXPECT_THAT(words.str(), HasSubstr("Kubernetes Job: JOB_COMPLETION_INDEX=3 HOSTNAME=gpt-3\n"));
+  EXPECT_THAT(words.str(), HasSubstr("pod 3: says no rank"));
+  EXPECT_THAT(json.str(), HasSubstr(R"("rank":0,"world":1)"));
+  EXPECT_THAT(json.str(), HasSubstr(R"("pod":{"index":3,"node":3,)"));
+  EXPECT_EQ(none.str(), "");
 }
 
 TEST(SplitWords, TakesQuotesAndBackslashesAsAShellDoes) {
