@@ -16,6 +16,7 @@
 #include "outlast/base/clock.h"
 #include "outlast/elastic/coordinator.h"
 #include "outlast/elastic/exit_code.h"
+#include "outlast/elastic/journal.h"
 
 namespace outlast {
 namespace {
@@ -40,6 +41,7 @@ class CoordinatorHost::Work {
         journal_(std::move(journal)),
         coordinator_(options_.elastic, journal_->state(), Id128::Random(),
                      journal_->least_incarnation()),
+        records_(journal_->state().records),
         loop_(std::move(loop)) {}
 
   absl::Status Start(control::Transport& transport);
@@ -69,6 +71,7 @@ class CoordinatorHost::Work {
   void Close(uint64_t id, const std::string& reason);
 
   void Step(const CoordinatorEvent& event);
+  void CompactIfDue();
   // The machine's time stands still while its journal is written: what agents said meanwhile is not
   // heard yet, so that nobody is lost for the silence of a slow disk or store.
   absl::Duration Now() const { return Clock::Real().Uptime() - stood_still_; }
@@ -104,6 +107,7 @@ class CoordinatorHost::Work {
   EventLoop::TimerId timer_ = 0;
   absl::Duration stood_still_;
   bool is_over_ = false;
+  uint64_t records_;               // since the journal was compacted, as far as is known
   std::string told_later_;         // the newest reason for which somebody is to try again
   bool any_greeted_ = false;       // somebody may come back and ask
   bool awaits_farewells_ = false;  // the job has ended, and all that it had were told
@@ -275,6 +279,22 @@ void CoordinatorHost::Work::Step(const CoordinatorEvent& event) {
   for (const CoordinatorAction& action : coordinator_.Step(event, Now())) {
     if (!std::visit([this](const auto& typed) { return Do(typed); }, action)) return;
   }
+  CompactIfDue();
+}
+
+// Between two steps, when the machine's state is what its journal says.
+void CoordinatorHost::Work::CompactIfDue() {
+  if (is_over_ || records_ < options_.compact_after) return;
+  records_ = 0;
+  const std::string base = EncodeJournalBase(coordinator_.state());
+  if (base.size() > kMaxJournalPayload) return;
+  const absl::Duration begun = Clock::Real().Uptime();
+  const absl::Status done = journal_->Compact(base);
+  stood_still_ += Clock::Real().Uptime() - begun;
+  if (done.ok()) return;
+  const std::string why(MessageOf(done));
+  if (absl::IsAborted(done)) return Step(JournalRefused{why});
+  Line(fmt::format("the journal is not compacted, and goes on: {}", why));
 }
 
 // False: the rest of the actions is not to be done.
@@ -282,6 +302,7 @@ bool CoordinatorHost::Work::Do(const AppendJournal& append) {
   const absl::Duration begun = Clock::Real().Uptime();
   const absl::Status done = journal_->Append(append.bytes);
   stood_still_ += Clock::Real().Uptime() - begun;
+  ++records_;
   if (done.ok()) return true;
   Step(JournalRefused{std::string(MessageOf(done))});
   return false;

@@ -29,6 +29,8 @@ struct CoordinatorHostOptions {
   control::Liveness liveness;
   // Beyond loopback, somebody must prove something: a token, or certificates of agents.
   bool allow_strangers = false;
+  // After so many records the journal is compacted.
+  uint64_t compact_after = 1024;
   // After the job's end, late agents are told of it for so long.
   absl::Duration serve_late = absl::Seconds(30);
 };

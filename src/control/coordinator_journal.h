@@ -24,6 +24,9 @@ class CoordinatorJournal {
   // One record, kept when it returns. kAborted: somebody else has the journal by now. After an
   // error nothing may be appended any more.
   virtual absl::Status Append(std::string_view bytes) = 0;
+  // `base` in place of all that was appended (EncodeJournalBase). kAborted as above; after any
+  // other error the journal is as it was, and goes on.
+  virtual absl::Status Compact(std::string_view base) = 0;
 };
 
 }  // namespace outlast

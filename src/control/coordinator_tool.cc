@@ -15,6 +15,7 @@
 #include "control/coordinator_host.h"
 #include "control/endpoint.h"
 #include "control/etcd_coordinator.h"
+#include "control/etcd_flags.h"
 #include "control/etcd_keys.h"
 #include "control/load_transport.h"
 #include "control/node_flags.h"
@@ -33,6 +34,8 @@ struct Arguments {
   TrustFlags trust;
   std::string last_call, join, serve_late, grace, stop_within, preflight_peer_rate;
   std::string etcd, lease;
+  EtcdFlags etcd_flags;
+  control::EtcdServers etcd_servers;
 };
 
 void Declare(CLI::App& app, Arguments& raw) {
@@ -45,6 +48,7 @@ void Declare(CLI::App& app, Arguments& raw) {
                  "Instead of --journal: keeps it in etcd, which lets one of the job's coordinators "
                  "lead while the others stand by")
       ->type_name("HOST:PORT,...");
+  raw.etcd_flags.Declare(app);
   app.add_option("--lease", raw.lease,
                  "With --etcd: a leader that is silent for so long has lost the job (10)")
       ->type_name("SECONDS");
@@ -93,6 +97,8 @@ absl::Status CompleteJournal(Arguments& raw) {
     if (!raw.lease.empty()) {
       return Error(absl::StatusCode::kInvalidArgument, "--lease '{}' without --etcd", raw.lease);
     }
+    if (const char* flag = raw.etcd_flags.given(); flag != nullptr)
+      return Error(absl::StatusCode::kInvalidArgument, "{} without --etcd", flag);
     if (raw.host.journal.empty()) return RefuseValue("--journal", "", "a folder, or --etcd,");
     return absl::OkStatus();
   }
@@ -100,7 +106,7 @@ absl::Status CompleteJournal(Arguments& raw) {
     return Error(absl::StatusCode::kInvalidArgument, "--journal '{}' and --etcd '{}': one wanted",
                  raw.host.journal, raw.etcd);
   }
-  OUTLAST_RETURN_IF_ERROR(ParseEtcdEndpoints(raw.etcd).status());
+  OUTLAST_ASSIGN_OR_RETURN(raw.etcd_servers, ReadEtcd(raw.etcd, raw.etcd_flags));
   int lease = 0;
   OUTLAST_RETURN_IF_ERROR(ReadInteger("--lease", raw.lease, 2, 3600, lease));
   if (lease != 0) raw.seat.lease = absl::Seconds(lease);
@@ -207,8 +213,8 @@ absl::StatusOr<int> Serve(CoordinatorHostOptions options, std::ostream& out, std
 absl::StatusOr<int> ServeInTurn(Arguments raw, std::ostream& out, std::ostream& err) {
   OUTLAST_ASSIGN_OR_RETURN(const UniqueFd signals, TakeSignals());
   OUTLAST_ASSIGN_OR_RETURN(control::Transport * transport, control::LoadTransport());
-  OUTLAST_ASSIGN_OR_RETURN(const std::vector<std::string> servers, ParseEtcdEndpoints(raw.etcd));
-  OUTLAST_ASSIGN_OR_RETURN(std::shared_ptr<control::EtcdClient> client, control::LoadEtcd(servers));
+  OUTLAST_ASSIGN_OR_RETURN(std::shared_ptr<control::EtcdClient> client,
+                           control::LoadEtcd(raw.etcd_servers));
   OUTLAST_ASSIGN_OR_RETURN(const std::unique_ptr<EventLoop> loop, EventLoop::Make());
   RaiseDescriptorLimit();
   EtcdCoordinator coordinator(*loop, *transport, std::move(client), std::move(raw.host),

@@ -1,4 +1,5 @@
-// What the coordinators of a job need of etcd v3: keys with their revisions, transactions, leases.
+// What the coordinators of a job need of etcd v3: keys with their revisions, transactions, leases;
+// over TLS and as a user of etcd where they are given.
 // The client behind it speaks gRPC and lives in the module of the streams (load_transport.h), from
 // src/adapters/etcd; nothing of gRPC is seen here.
 #pragma once
@@ -7,7 +8,19 @@
 #include <string>
 #include <vector>
 
+#include "control/transport.h"
+
 namespace outlast::control {
+
+// Where etcd is, and as whom it is asked.
+struct EtcdServers {
+  std::vector<std::string> endpoints;  // each HOST:PORT
+  // TLS; `certificates.ca` then tells whose certificate the servers must show, for the host of
+  // their endpoint, and the others are shown to them.
+  bool uses_tls = false;
+  Certificates certificates;
+  std::string user, password;  // empty: nobody's
+};
 
 struct EtcdKey {
   std::string key, value;
@@ -27,8 +40,12 @@ struct EtcdTransaction {
   };
   std::vector<Guard> guards;
   std::vector<Put> puts;
+  struct Range {
+    std::string first, end;  // without `end`
+  };
   std::vector<std::string> deletes;         // keys
   std::vector<std::string> delete_folders;  // all keys that begin so; no key of `puts` may
+  std::vector<Range> delete_ranges;         // no key of `puts` is in them
   std::vector<std::string> else_read;       // keys that are read where a guard fails
 };
 
@@ -64,11 +81,11 @@ class EtcdClient {
   virtual EtcdReply Revoke(int64_t lease) = 0;
 };
 
-// Another entry of the module: a client of the servers at `endpoints`, each HOST:PORT; null when
-// `abi` is not its own. The caller owns it.
+// Another entry of the module: a client of `servers`; null when `abi` is not its own. The caller
+// owns it.
 inline constexpr char kEtcdEntry[] = "OutlastEtcdClient";
-using EtcdEntry = EtcdClient* (*)(uint64_t abi, const std::vector<std::string>& endpoints);
-inline constexpr uint64_t kEtcdAbi =
-    1'000'000 + sizeof(EtcdReply) * 1'000 + sizeof(EtcdTransaction);
+using EtcdEntry = EtcdClient* (*)(uint64_t abi, const EtcdServers& servers);
+inline constexpr uint64_t kEtcdAbi = 2'000'000'000 + sizeof(EtcdServers) * 1'000'000 +
+                                     sizeof(EtcdReply) * 1'000 + sizeof(EtcdTransaction);
 
 }  // namespace outlast::control

@@ -10,7 +10,7 @@ namespace {
 
 using nlohmann::json;
 
-constexpr std::string_view kScheme = "etcd://";
+constexpr std::string_view kScheme = "etcd://", kTlsScheme = "etcd+https://";
 
 std::string Dump(const json& object) {
   return object.dump(-1, ' ', false, json::error_handler_t::replace);
@@ -24,23 +24,38 @@ std::string TextOf(const json& object, const char* name) {
 
 }  // namespace
 
-bool IsEtcdAddress(std::string_view text) { return text.starts_with(kScheme); }
+bool IsEtcdAddress(std::string_view text) {
+  return text.starts_with(kScheme) || text.starts_with(kTlsScheme);
+}
 
-absl::StatusOr<std::vector<std::string>> ParseEtcdEndpoints(std::string_view text) {
+absl::StatusOr<EtcdAddress> ParseEtcdAddress(std::string_view text) {
+  const auto refuse = [text](std::string_view wanted) {
+    return Error(absl::StatusCode::kInvalidArgument, "etcd '{}': {}", text, wanted);
+  };
   std::string_view rest = text;
-  if (IsEtcdAddress(rest)) rest.remove_prefix(kScheme.size());
-  std::vector<std::string> endpoints;
+  const auto take = [](std::string_view& from, std::string_view scheme) {
+    if (!from.starts_with(scheme)) return false;
+    from.remove_prefix(scheme.size());
+    return true;
+  };
+  const bool is_plain = take(rest, kScheme), is_tls = !is_plain && take(rest, kTlsScheme);
+  EtcdAddress address;
+  size_t with_tls = 0;
   while (true) {
     const size_t comma = rest.find(',');
-    const auto endpoint = HostPort::Parse(rest.substr(0, comma));
-    if (!endpoint.ok() || endpoint->port == 0) {
-      return Error(absl::StatusCode::kInvalidArgument,
-                   "etcd '{}': HOST:PORT is wanted, or several with commas between them", text);
-    }
-    endpoints.push_back(endpoint->text());
-    if (comma == std::string_view::npos) return endpoints;
+    std::string_view one = rest.substr(0, comma);
+    if (is_tls || (!is_plain && take(one, "https://"))) ++with_tls;
+    const auto endpoint = HostPort::Parse(one);
+    if (!endpoint.ok() || endpoint->port == 0)
+      return refuse("HOST:PORT is wanted, or several with commas between them");
+    address.endpoints.push_back(endpoint->text());
+    if (comma == std::string_view::npos) break;
     rest.remove_prefix(comma + 1);
   }
+  if (with_tls > 0 && with_tls < address.endpoints.size())
+    return refuse("https:// before all of them is wanted, or before none");
+  address.uses_tls = with_tls > 0;
+  return address;
 }
 
 std::string EtcdKeys::Record(uint64_t index) const {
@@ -74,6 +89,8 @@ std::optional<EtcdOver> EtcdOver::Parse(std::string_view text) {
 absl::StatusOr<std::string> FindEtcdLeader(control::EtcdClient& client, const std::string& job) {
   const EtcdKeys keys(job);
   const control::EtcdReply reply = client.Read(keys.folder, keys.leader, 1);
+  if (reply.outcome == control::EtcdReply::Outcome::kRefused)
+    return Error(absl::StatusCode::kFailedPrecondition, "etcd refuses: {}", reply.why);
   if (!reply.done())
     return Error(absl::StatusCode::kUnavailable, "etcd does not answer ({})", reply.why);
   if (reply.keys.empty() || reply.keys[0].key != keys.leader) {

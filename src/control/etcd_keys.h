@@ -5,7 +5,8 @@
 //                               The revision that made it is the leader's incarnation
 //   /outlast/v1/JOB/run         which run of the job the journal is of: a number
 //   /outlast/v1/JOB/over        how that run ended: {"run", "exit_code", "reason"}
-//   /outlast/v1/JOB/journal/N   the journal's record N, 16 hex digits (outlast/elastic/journal.h)
+//   /outlast/v1/JOB/journal/N   the journal's record N, 16 hex digits (outlast/elastic/journal.h).
+//                               The first may stand for all before it and itself; those are gone
 //
 // Each is written in a transaction that holds only while the writer's own `leader` key is there, so
 // nothing of a leader that was deposed, and does not know it yet, arrives. A new run deletes the
@@ -23,8 +24,14 @@
 
 namespace outlast {
 
-// "HOST:PORT,HOST:PORT", without or with "etcd://" before it. kInvalidArgument: something else.
-absl::StatusOr<std::vector<std::string>> ParseEtcdEndpoints(std::string_view text);
+// "HOST:PORT,HOST:PORT", without or with "etcd://" before it; with TLS "etcd+https://" stands
+// before it, or "https://" before each, as etcd's own tools have it. kInvalidArgument: something
+// else.
+struct EtcdAddress {
+  std::vector<std::string> endpoints;
+  bool uses_tls = false;
+};
+absl::StatusOr<EtcdAddress> ParseEtcdAddress(std::string_view text);
 // Whether a coordinator's address says that etcd knows it.
 bool IsEtcdAddress(std::string_view text);
 
@@ -59,7 +66,8 @@ struct EtcdOver {
 };
 
 // Where the coordinator of `job` listens, HOST:PORT. kNotFound: nobody leads it now. kUnavailable:
-// etcd does not answer. Blocks for at most about two seconds.
+// etcd does not answer. kFailedPrecondition: it refuses, such as an unknown user. Blocks for at
+// most about two seconds.
 absl::StatusOr<std::string> FindEtcdLeader(control::EtcdClient& client, const std::string& job);
 
 }  // namespace outlast

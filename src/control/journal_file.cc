@@ -7,6 +7,7 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <cstdio>
 #include <filesystem>
 #include <span>
 #include <system_error>
@@ -67,6 +68,7 @@ absl::StatusOr<JournalFile> JournalFile::Open(const std::string& folder, const s
   if (error) return ErrnoStatus(error.value(), folder);
   JournalFile journal;
   OUTLAST_RETURN_IF_ERROR(journal.Lock(folder, job));
+  journal.folder_ = folder;
   journal.path_ = folder + "/coordinator.journal";
   OUTLAST_ASSIGN_OR_RETURN(journal.file_, OpenFile(journal.path_, O_APPEND));
   OUTLAST_ASSIGN_OR_RETURN(const std::string bytes, ReadAll(journal.file_.get(), journal.path_));
@@ -110,22 +112,48 @@ absl::Status JournalFile::Lock(const std::string& folder, const std::string& job
   return absl::OkStatus();
 }
 
-absl::Status JournalFile::Append(std::string_view bytes) {
+// A lock does not reach across every file system: what others did is seen in the file.
+absl::Status JournalFile::CheckIsOurs() const {
   struct stat ours {
   }, named{};
   if (fstat(file_.get(), &ours) != 0 || stat(path_.c_str(), &named) != 0)
     return ErrnoStatus(errno, path_);
-  // A lock does not reach across every file system: what others did is seen in the file.
   if (ours.st_ino != named.st_ino || ours.st_dev != named.st_dev)
     return Error(absl::StatusCode::kAborted, "{}: it was replaced by another file", path_);
-  OUTLAST_RETURN_IF_ERROR(CheckSize(static_cast<uint64_t>(ours.st_size)));
+  return CheckSize(static_cast<uint64_t>(ours.st_size));
+}
+
+absl::Status JournalFile::Append(std::string_view bytes) {
+  OUTLAST_RETURN_IF_ERROR(CheckIsOurs());
   if (absl::Status written = WriteAll(file_.get(), std::as_bytes(std::span(bytes))); !written.ok())
     return Annotate(written, path_);
   size_ += bytes.size();
+  struct stat ours {};
   if (fdatasync(file_.get()) != 0 || fstat(file_.get(), &ours) != 0)
     return ErrnoStatus(errno, path_);
   // Whoever wrote since the look above stands before what was appended.
   return CheckSize(static_cast<uint64_t>(ours.st_size));
+}
+
+// Whichever of the two files has the name after a crash, it is whole.
+absl::Status JournalFile::Compact(std::string_view base) {
+  OUTLAST_RETURN_IF_ERROR(CheckIsOurs());
+  const std::string fresh = path_ + ".new";
+  OUTLAST_ASSIGN_OR_RETURN(UniqueFd file, OpenFile(fresh, O_APPEND | O_TRUNC));
+  const auto undone = [&fresh](absl::Status why) {
+    (void)unlink(fresh.c_str());
+    return why;
+  };
+  if (absl::Status written = WriteAll(file.get(), std::as_bytes(std::span(base))); !written.ok())
+    return undone(Annotate(written, fresh));
+  if (fsync(file.get()) != 0) return undone(ErrnoStatus(errno, fresh));
+  if (rename(fresh.c_str(), path_.c_str()) != 0) return undone(ErrnoStatus(errno, fresh));
+  file_ = std::move(file);
+  size_ = base.size();
+  // Where it is not known which file a crash leaves, nothing may be appended to either.
+  absl::Status synced = SyncFolder(folder_);
+  if (synced.ok()) return synced;
+  return MakeStatus(absl::StatusCode::kAborted, MessageOf(synced));
 }
 
 absl::Status JournalFile::CheckSize(uint64_t found) const {

@@ -14,8 +14,9 @@
 
 namespace outlast {
 
-// FOLDER/coordinator.journal, and FOLDER/coordinator.lock, which names the job and is locked while
-// this lives: by the open file, so a coordinator that was killed holds nothing.
+// FOLDER/coordinator.journal, which a compaction replaces by rename(2), and
+// FOLDER/coordinator.lock, which names the job and is locked while this lives: by the open file, so
+// a coordinator that was killed holds nothing.
 class JournalFile final : public CoordinatorJournal {
  public:
   // Makes the folder if it is not there, and cuts a torn tail, which is added to
@@ -30,15 +31,17 @@ class JournalFile final : public CoordinatorJournal {
   // On disk when it returns. kAborted: somebody else has written to the file, or it is another file
   // by now.
   absl::Status Append(std::string_view bytes) override;
+  absl::Status Compact(std::string_view base) override;
 
  private:
   JournalFile() = default;
   absl::Status Lock(const std::string& folder, const std::string& job);
+  absl::Status CheckIsOurs() const;
   absl::Status CheckSize(uint64_t found) const;
 
   UniqueFd lock_;
   UniqueFd file_;
-  std::string path_;
+  std::string folder_, path_;
   JournalContent content_;
   uint64_t size_ = 0;
 };

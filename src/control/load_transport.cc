@@ -3,6 +3,7 @@
 #include <dlfcn.h>
 
 #include <filesystem>
+#include <string>
 #include <system_error>
 #include <vector>
 
@@ -69,12 +70,12 @@ absl::StatusOr<Transport*> LoadTransport() {
   return transport;
 }
 
-absl::StatusOr<std::shared_ptr<EtcdClient>> LoadEtcd(const std::vector<std::string>& endpoints) {
+absl::StatusOr<std::shared_ptr<EtcdClient>> LoadEtcd(const EtcdServers& servers) {
   OUTLAST_ASSIGN_OR_RETURN(const Module module, Find());
   // The transport quiets gRPC's log and holds its queue, for the life of the process.
   OUTLAST_RETURN_IF_ERROR(LoadTransport().status());
   const auto entry = reinterpret_cast<EtcdEntry>(dlsym(module.handle, kEtcdEntry));
-  std::shared_ptr<EtcdClient> client(entry != nullptr ? entry(kEtcdAbi, endpoints) : nullptr);
+  std::shared_ptr<EtcdClient> client(entry != nullptr ? entry(kEtcdAbi, servers) : nullptr);
   if (client == nullptr) return module.OfAnotherBuild();
   return client;
 }

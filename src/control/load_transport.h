@@ -2,8 +2,6 @@
 #pragma once
 
 #include <memory>
-#include <string>
-#include <vector>
 
 #include "absl/status/statusor.h"
 #include "control/etcd.h"
@@ -18,6 +16,6 @@ namespace outlast::control {
 // load.
 absl::StatusOr<Transport*> LoadTransport();
 // A client of etcd, from the same module; nothing is sent yet. Errors as above.
-absl::StatusOr<std::shared_ptr<EtcdClient>> LoadEtcd(const std::vector<std::string>& endpoints);
+absl::StatusOr<std::shared_ptr<EtcdClient>> LoadEtcd(const EtcdServers& servers);
 
 }  // namespace outlast::control

@@ -1,17 +1,13 @@
 #include "control/token.h"
 
-#include <fcntl.h>
-#include <sys/stat.h>
-#include <unistd.h>
-
 #include <algorithm>
 #include <cctype>
-#include <cerrno>
 #include <cstdint>
 #include <span>
 
 #include "base/channel.h"
 #include "base/error.h"
+#include "control/secret_file.h"
 #include "outlast/base/digest.h"
 #include "outlast/base/fd.h"
 #include "outlast/base/id.h"
@@ -21,7 +17,6 @@ namespace {
 
 constexpr size_t kTokenBytes = 32;
 constexpr size_t kNonceBytes = 32;
-constexpr size_t kMostFileBytes = 4096;
 constexpr std::string_view kPurpose = "outlast.control.v1";
 
 bool IsSpace(char c) { return std::isspace(static_cast<unsigned char>(c)) != 0; }
@@ -37,34 +32,6 @@ int HexDigit(char c) {
   if (c >= 'a' && c <= 'f') return c - 'a' + 10;
   if (c >= 'A' && c <= 'F') return c - 'A' + 10;
   return -1;
-}
-
-absl::StatusOr<JobToken> ReadOpen(const UniqueFd& fd, const std::string& what) {
-  std::string content(kMostFileBytes, '\0');
-  size_t used = 0;
-  while (used < content.size()) {
-    const ssize_t got = read(fd.get(), content.data() + used, content.size() - used);
-    if (got < 0 && errno == EINTR) continue;
-    if (got < 0) return ErrnoStatus(errno, what);
-    if (got == 0) break;
-    used += static_cast<size_t>(got);
-  }
-  content.resize(used);
-  return JobToken::Parse(content, what);
-}
-
-// As ssh holds its keys: a file of our own must not be open to others. One that somebody else owns,
-// such as a cluster's, is that one's to guard.
-absl::Status CheckOwnAlone(const UniqueFd& fd, const std::string& path) {
-  struct stat file {};
-  if (fstat(fd.get(), &file) != 0) return ErrnoStatus(errno, fmt::format("token file {}", path));
-  constexpr mode_t kOthers = S_IRWXG | S_IRWXO;
-  if (!S_ISREG(file.st_mode) || file.st_uid != geteuid() || (file.st_mode & kOthers) == 0)
-    return absl::OkStatus();
-  return Error(
-      absl::StatusCode::kPermissionDenied,
-      "token file {}: mode {:04o} lets others read or write it, 0600 wanted (chmod 600 {})", path,
-      file.st_mode & 07777u, path);
 }
 
 }  // namespace
@@ -90,15 +57,14 @@ absl::StatusOr<JobToken> JobToken::Parse(std::string_view content, std::string_v
 }
 
 absl::StatusOr<JobToken> JobToken::Read(const std::string& path) {
-  const std::string what = fmt::format("token file {}", path);
-  const UniqueFd fd(open(path.c_str(), O_RDONLY | O_CLOEXEC));
-  if (!fd.is_open()) return ErrnoStatus(errno, what);
-  OUTLAST_RETURN_IF_ERROR(CheckOwnAlone(fd, path));
-  return ReadOpen(fd, what);
+  OUTLAST_ASSIGN_OR_RETURN(const std::string content, ReadSecretFile(path, "token file"));
+  return Parse(content, fmt::format("token file {}", path));
 }
 
 absl::StatusOr<JobToken> JobToken::ReadFrom(int fd) {
-  return ReadOpen(UniqueFd(fd), fmt::format("token descriptor {}", fd));
+  const std::string what = fmt::format("token descriptor {}", fd);
+  OUTLAST_ASSIGN_OR_RETURN(const std::string content, ReadSecret(UniqueFd(fd), what));
+  return Parse(content, what);
 }
 
 std::string JobToken::Prove(std::string_view role, std::string_view job,

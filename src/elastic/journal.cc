@@ -12,6 +12,18 @@ namespace outlast {
 
 // --- Fields, by their declaration's order ---
 
+template <typename Codec, typename First, typename Second>
+void Fields(Codec& codec, std::pair<First, Second>& pair) {
+  codec(pair.first, pair.second);
+}
+template <typename Codec, typename Value>
+void Fields(Codec& codec, std::optional<Value>& value) {
+  bool has_value = value.has_value();
+  codec(has_value);
+  if (!has_value) return value.reset();
+  if (!value) value.emplace();
+  codec(*value);
+}
 template <typename Codec>
 void Fields(Codec& codec, Id128& id) {
   codec(id.bytes);
@@ -110,8 +122,33 @@ template <typename Codec>
 void Fields(Codec& codec, TermsRecord& record) {
   codec(record.node, record.terms);
 }
+template <typename Codec>
+void Fields(Codec& codec, SeenFault& fault) {
+  codec(fault.fault_class, fault.root, fault.step, fault.node, fault.as_crash);
+}
+template <typename Codec>
+void Fields(Codec& codec, FaultHistory& history) {
+  auto& [crashes, others, restarts, resources, roots, seen_faults, restart_times] = history;
+  codec(crashes, others, restarts, resources, roots, seen_faults, restart_times);
+}
+// All but `records`, which is the base's index. A member that is new does not compile here before
+// it is written.
+template <typename Codec>
+void Fields(Codec& codec, CoordinatorState& state) {
+  auto& [run_id, incarnation, records, target, commit, finished, history, faulted, cause, faults,
+         excluded, late_failure, step_committed, progress_base, root_lost, final_save_failed, stop,
+         stop_went, stop_gave_up, stop_hurries, stop_failure, ending, ended, terms, job_time] =
+      state;
+  static_cast<void>(records);
+  codec(run_id, incarnation, target, commit, finished, history, faulted, cause, faults, excluded,
+        late_failure, step_committed, progress_base, root_lost, final_save_failed, stop, stop_went,
+        stop_gave_up, stop_hurries, stop_failure, ending, ended, terms, job_time);
+}
 
 namespace {
+
+constexpr uint8_t kBaseKind = 255;
+static_assert(std::variant_size_v<JournalPayload> <= kBaseKind);
 
 struct Header {
   uint32_t length = 0;
@@ -171,28 +208,50 @@ bool IsFollowedByWhole(std::string_view bytes, size_t offset, uint64_t index) {
   return false;
 }
 
-}  // namespace
-
-std::string EncodeJournalRecord(const CoordinatorState& state, const JournalPayload& record) {
-  FieldWriter writer;
-  auto kind = static_cast<uint8_t>(record.index());
-  writer(kind);
-  std::visit([&](const auto& typed) { writer(typed); }, record);
-  const std::string payload = writer.Take();
-  Header header{.length = static_cast<uint32_t>(payload.size()),
-                .index = state.records,
-                .incarnation = state.incarnation,
-                .generation = state.generation()};
-  if (const auto* started = std::get_if<StartedRecord>(&record))
-    header.incarnation = started->incarnation;
-  if (const auto* committed = std::get_if<CommittedRecord>(&record))
-    header.generation = committed->commit.generation;
+// The header, with the checksum that is due, and the payload.
+std::string Seal(Header header, const std::string& payload) {
+  header.length = static_cast<uint32_t>(payload.size());
   std::string bytes(sizeof(header), '\0');
   std::memcpy(bytes.data(), &header, sizeof(header));
   bytes += payload;
   header.crc32c = Crc32c(std::string_view(bytes).substr(kUnchecked));
   std::memcpy(bytes.data() + sizeof(header.length), &header.crc32c, sizeof(header.crc32c));
   return bytes;
+}
+
+// Nothing but a base begins a journal with another index than 0.
+bool BeginsWithABase(std::string_view bytes) {
+  Header header;
+  if (bytes.size() < sizeof(header)) return false;
+  std::memcpy(&header, bytes.data(), sizeof(header));
+  return header.index != 0;
+}
+
+}  // namespace
+
+std::string EncodeJournalBase(const CoordinatorState& state) {
+  FieldWriter writer;
+  uint8_t kind = kBaseKind;
+  CoordinatorState copy = state;  // a writer names its fields as a reader does
+  writer(kind, copy);
+  return Seal({.index = state.records - 1,
+               .incarnation = state.incarnation,
+               .generation = state.generation()},
+              writer.Take());
+}
+
+std::string EncodeJournalRecord(const CoordinatorState& state, const JournalPayload& record) {
+  FieldWriter writer;
+  auto kind = static_cast<uint8_t>(record.index());
+  writer(kind);
+  std::visit([&](const auto& typed) { writer(typed); }, record);
+  Header header{
+      .index = state.records, .incarnation = state.incarnation, .generation = state.generation()};
+  if (const auto* started = std::get_if<StartedRecord>(&record))
+    header.incarnation = started->incarnation;
+  if (const auto* committed = std::get_if<CommittedRecord>(&record))
+    header.generation = committed->commit.generation;
+  return Seal(header, writer.Take());
 }
 
 absl::StatusOr<JournalContent> ReadJournal(std::string_view bytes, CoordinatorState from) {
@@ -207,11 +266,11 @@ absl::StatusOr<JournalContent> ReadJournal(std::string_view bytes, CoordinatorSt
     std::string why;
     const std::optional<Header> header = WholeRecordAt(bytes, offset, why);
     if (!header) {
+      if (index == 0 && BeginsWithABase(bytes)) return damage(why);
       if (IsFollowedByWhole(bytes, offset, index)) return damage(why);
       content.torn = fmt::format("record {} at offset {}: {}", index, offset, why);
       break;
     }
-    if (header->index != index) return damage(fmt::format("its index is {}", header->index));
     if (header->incarnation < content.state.incarnation) {
       return damage(fmt::format("written by incarnation {} after {} had begun", header->incarnation,
                                 content.state.incarnation));
@@ -219,6 +278,18 @@ absl::StatusOr<JournalContent> ReadJournal(std::string_view bytes, CoordinatorSt
     FieldReader reader(bytes.substr(offset + sizeof(Header), header->length));
     uint8_t kind = 0;
     reader(kind);
+    const bool is_base = kind == kBaseKind;
+    if (is_base ? header->index < index : header->index != index)
+      return damage(fmt::format("its index is {}", header->index));
+    if (is_base) {
+      CoordinatorState base;
+      reader(base);
+      if (!reader.at_end()) return damage("a base whose fields do not fit");
+      base.records = header->index + 1;
+      content.state = std::move(base);
+      content.valid_bytes = offset + sizeof(Header) + header->length;
+      continue;
+    }
     const std::optional<JournalPayload> record = DecodePayload(kind, reader);
     if (!record) return damage(fmt::format("kind {}: its fields do not fit", kind));
     content.state.Apply(*record);

@@ -40,6 +40,7 @@ absl::Status RefuseOnOneNode(const NodeFlags& flags) {
     if (!value.empty()) return refuse(flag, value);
   }
   if (const char* flag = flags.trust.given(); flag != nullptr) return refuse(flag, "");
+  if (const char* flag = flags.etcd.given(); flag != nullptr) return refuse(flag, "");
   return absl::OkStatus();
 }
 
@@ -57,9 +58,11 @@ absl::StatusOr<std::string> ReadCoordinator(const NodeFlags& flags) {
                  "same on all",
                  flags.nodes);
   }
-  if (IsEtcdAddress(text)) {
-    OUTLAST_RETURN_IF_ERROR(ParseEtcdEndpoints(text).status());
-    return text;
+  if (IsEtcdAddress(text)) return text;
+  if (const char* flag = flags.etcd.given(); flag != nullptr) {
+    return Error(absl::StatusCode::kInvalidArgument,
+                 "{} with --coordinator '{}': etcd://HOST:PORT,... or etcd+https://... wanted",
+                 flag, text);
   }
   const bool has_port = text.find(':') != std::string::npos;
   if (flags.coordinator.empty() && !has_port) text += std::string(":") + kTorchrunPort;
@@ -115,8 +118,8 @@ void NodeFlags::Declare(CLI::App& app) {
       ->type_name("N|MIN:MAX");
   app.add_option("--coordinator", coordinator,
                  "Where the nodes meet: the node whose address it is leads the job, unless an "
-                 "outlast coordinator listens there; or etcd://HOST:PORT,... which knows where the "
-                 "job's outlast coordinator is")
+                 "outlast coordinator listens there; or etcd://HOST:PORT,... (with TLS "
+                 "etcd+https://) which knows where the job's outlast coordinator is")
       ->type_name("HOST:PORT");
   app.add_option("--node", node, "This node's name in the job (the machine's)")->type_name("NAME");
   app.add_option("--advertise", advertise,
@@ -147,6 +150,7 @@ void NodeFlags::Declare(CLI::App& app) {
                  "(the node)")
       ->type_name("NAME");
   trust.Declare(app);
+  etcd.Declare(app);
   app.add_flag("--standalone", standalone, "One node, as without --nnodes");
   app.add_option("--rdzv-endpoint,--rdzv_endpoint", endpoint, "torchrun's --coordinator")
       ->type_name("HOST[:PORT]");
@@ -174,6 +178,9 @@ absl::StatusOr<std::optional<NodesOptions>> ReadNodes(const NodeFlags& flags, st
                  "--standalone and --nnodes '{}': one of them wanted", flags.nodes);
   }
   OUTLAST_ASSIGN_OR_RETURN(options.coordinator, ReadCoordinator(flags));
+  if (IsEtcdAddress(options.coordinator)) {
+    OUTLAST_ASSIGN_OR_RETURN(options.etcd, ReadEtcd(options.coordinator, flags.etcd));
+  }
   OUTLAST_RETURN_IF_ERROR(ReadJobId(flags, job_id));
   OUTLAST_ASSIGN_OR_RETURN(options.node, ReadNode(flags));
   options.advertise = flags.advertise;

@@ -8,6 +8,7 @@
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
 #include "checkpoint/peer_tier_options.h"
+#include "control/etcd_flags.h"
 #include "control/node_flags.h"
 
 namespace outlast {
@@ -15,6 +16,7 @@ namespace outlast {
 struct NodesOptions {
   NodeCount count;              // nodes that hold ranks
   std::string coordinator;      // HOST:PORT, or etcd://HOST:PORT,...
+  control::EtcdServers etcd;    // of the latter
   std::string node;             // this one's name
   std::string advertise;        // HOST; empty: the address from which the coordinator is reached
   int hint = -1;                // of this node's place in the first generation
@@ -34,6 +36,7 @@ struct NodeFlags {
   std::string endpoint, rendezvous_id, rendezvous_backend, hint;  // torchrun's
   bool standalone = false;
   TrustFlags trust;
+  EtcdFlags etcd;
 
   void Declare(CLI::App& app);
 };

@@ -73,11 +73,9 @@ absl::Status CheckTrust(const NodesOptions& nodes, const std::string& address) {
 }
 
 // Of several servers of etcd the first one that there is a way to.
-absl::StatusOr<std::string> AddressTowardsAll(const std::string& coordinator) {
-  std::vector<std::string> endpoints = {coordinator};
-  if (IsEtcdAddress(coordinator)) {
-    OUTLAST_ASSIGN_OR_RETURN(endpoints, ParseEtcdEndpoints(coordinator));
-  }
+absl::StatusOr<std::string> AddressTowardsAll(const NodesOptions& nodes) {
+  std::vector<std::string> endpoints = nodes.etcd.endpoints;
+  if (endpoints.empty()) endpoints = {nodes.coordinator};
   absl::Status why;
   for (const std::string& endpoint : endpoints) {
     OUTLAST_ASSIGN_OR_RETURN(const HostPort to, HostPort::Parse(endpoint));
@@ -91,7 +89,7 @@ absl::StatusOr<std::string> AddressTowardsAll(const std::string& coordinator) {
 }  // namespace
 
 absl::StatusOr<std::string> OwnAddress(const NodesOptions& nodes) {
-  if (nodes.advertise.empty()) return AddressTowardsAll(nodes.coordinator);
+  if (nodes.advertise.empty()) return AddressTowardsAll(nodes);
   auto addresses = ResolveHost(nodes.advertise);
   if (!addresses.ok()) return Annotate(addresses.status(), "--advertise");
   absl::Status why;
@@ -201,9 +199,8 @@ absl::Status NodeSide::Join() {
                         .token = nodes_.trust.token,
                         .certificates = nodes_.trust.certificates};
   if (IsEtcdAddress(nodes_.coordinator)) {
-    OUTLAST_ASSIGN_OR_RETURN(const auto servers, ParseEtcdEndpoints(nodes_.coordinator));
     OUTLAST_ASSIGN_OR_RETURN(std::shared_ptr<control::EtcdClient> client,
-                             control::LoadEtcd(servers));
+                             control::LoadEtcd(nodes_.etcd));
     link.find = [client = std::move(client), job = options_.job_id] {
       return FindEtcdLeader(*client, job);
     };

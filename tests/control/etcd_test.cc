@@ -1,6 +1,7 @@
 // The seat that etcd gives, against a real etcd.
 #include <gmock/gmock.h>
 
+#include "control/etcd_flags.h"
 #include "control/etcd_keys.h"
 #include "control/etcd_seat.h"
 #include "outlast/elastic/journal.h"
@@ -15,11 +16,18 @@ using ::testing::IsEmpty;
 
 TEST(EtcdEndpoints, AreHostsAndPortsWithCommasBetweenThem) {
   using Endpoints = std::vector<std::string>;
-  EXPECT_EQ(*ParseEtcdEndpoints("node7:2379"), Endpoints{"node7:2379"});
-  EXPECT_EQ(*ParseEtcdEndpoints("etcd://10.0.0.1:2379,[::1]:2380"),
+  EXPECT_EQ(ParseEtcdAddress("node7:2379")->endpoints, Endpoints{"node7:2379"});
+  EXPECT_EQ(ParseEtcdAddress("etcd://10.0.0.1:2379,[::1]:2380")->endpoints,
             (Endpoints{"10.0.0.1:2379", "[::1]:2380"}));
-  for (const char* text : {"", "etcd://", "node7", "a:1,", "a:0", "http://a:1", "etcd://a:1/b"})
-    EXPECT_FALSE(ParseEtcdEndpoints(text).ok()) << text;
+  EXPECT_FALSE(ParseEtcdAddress("etcd://a:1")->uses_tls);
+  for (const char* text : {"etcd+https://a:1,b:2", "https://a:1,https://b:2"}) {
+    ASSERT_TRUE(ParseEtcdAddress(text).ok()) << text;
+    EXPECT_EQ(ParseEtcdAddress(text)->endpoints, (Endpoints{"a:1", "b:2"})) << text;
+    EXPECT_TRUE(ParseEtcdAddress(text)->uses_tls) << text;
+  }
+  for (const char* text : {"", "etcd://", "node7", "a:1,", "a:0", "http://a:1", "etcd://a:1/b",
+                           "https://a:1,b:1", "etcd://https://a:1", "etcd+https://https://a:1"})
+    EXPECT_FALSE(ParseEtcdAddress(text).ok()) << text;
 }
 
 TEST(EtcdLeader, IsReadBackAndNothingElseIs) {
@@ -75,7 +83,7 @@ class EtcdSeats : public ::testing::Test {
   void SetUp() override {
     OUTLAST_ETCD_OR_SKIP();
     etcd_ = std::make_unique<EtcdServer>();
-    client_ = control::LoadEtcd({etcd_->endpoint()}).value();
+    client_ = control::LoadEtcd(etcd_->servers()).value();
   }
   ~EtcdSeats() override {
     loop_.Do([this] { seats_.clear(); });
@@ -178,6 +186,28 @@ TEST_F(EtcdSeats, OneLeadsAndTheNextGoesOnWhereItsJournalEnds) {
   EXPECT_GT(seen_[2].journal->least_incarnation(), former);
 }
 
+TEST_F(EtcdSeats, TheNextGoesOnFromABaseAndTheRecordsBeforeItAreGone) {
+  Sit(1);
+  ASSERT_TRUE(Leads(1));
+  CoordinatorState state;
+  for (int i = 0; i < 300; ++i) ASSERT_TRUE(Append(1, state).ok()) << i;
+
+  for (int i = 0; i < 2; ++i)  // one that had no answer is done once more
+    ASSERT_TRUE(seen_[1].journal->Compact(EncodeJournalBase(state)).ok());
+
+  EXPECT_THAT(Keys(), ::testing::ElementsAre("/outlast/v1/job/journal/000000000000012b",
+                                             "/outlast/v1/job/leader", "/outlast/v1/job/run"));
+  for (int i = 0; i < 3; ++i) ASSERT_TRUE(Append(1, state).ok()) << i;
+  Sit(2);
+  ASSERT_TRUE(Says(2, "stands by"));
+  Leave(1);
+  ASSERT_TRUE(Leads(2));
+  EXPECT_EQ(seen_[2].journal->state().records, 303u);
+  EXPECT_EQ(seen_[2].journal->state().incarnation, 303u);
+  CoordinatorState next = seen_[2].journal->state();
+  EXPECT_TRUE(Append(2, next).ok());
+}
+
 TEST_F(EtcdSeats, ADeposedOneWritesNothingMore) {
   Sit(1, Short());
   ASSERT_TRUE(Leads(1));
@@ -188,7 +218,9 @@ TEST_F(EtcdSeats, ADeposedOneWritesNothingMore) {
   ASSERT_TRUE(Leads(2));
   CoordinatorState next = seen_[2].journal->state();
 
+  const std::string base = EncodeJournalBase(state);
   EXPECT_EQ(Append(1, state).code(), absl::StatusCode::kAborted);
+  EXPECT_EQ(seen_[1].journal->Compact(base).code(), absl::StatusCode::kAborted);
 
   EXPECT_TRUE(Append(2, next).ok());
   EXPECT_TRUE(loop_.WaitFor([&] { return seen_[1].lost == "its key in etcd is gone"; }));
@@ -313,13 +345,98 @@ TEST_F(EtcdSeats, AnEtcdThatStaysAwayEndsALeaseAndThenTheSeat) {
   EXPECT_EQ(seen_[1].ended, 84);
 }
 
+// --- Whom etcd trusts ---
+
+class EtcdTrust : public ::testing::Test {
+ protected:
+  using Outcome = control::EtcdReply::Outcome;
+
+  void SetUp() override { OUTLAST_ETCD_OR_SKIP(); }
+  static control::EtcdReply Write(control::EtcdClient& client, const std::string& key) {
+    control::EtcdTransaction write;
+    write.puts = {{key, "value"}};
+    return client.Commit(write);
+  }
+};
+
+TEST_F(EtcdTrust, OneThatWantsCertificatesIsReachedWithThemAndNotWithoutOrWithAStrangers) {
+  EtcdServer etcd(EtcdServer::Tls::kBothSides);
+  const auto trusted = control::LoadEtcd(etcd.servers()).value();
+  EXPECT_TRUE(Write(*trusted, "/outlast/key").done());
+  EXPECT_EQ(trusted->Read("/outlast/", "", 7).keys.size(), 1u);
+
+  control::EtcdServers none = etcd.servers(), stranger = none, other_ca = none, plain = none;
+  none.certificates.key = none.certificates.certificate = "";
+  stranger.certificates =
+      ReadCertificates(etcd.Path("ca.pem"), etcd.Path("stranger.pem"), etcd.Path("stranger.key"))
+          .value();
+  other_ca.certificates.ca = ReadCertificates(etcd.Path("other.pem"), "", "")->ca;
+  plain.uses_tls = false;
+  for (const control::EtcdServers& servers : {none, stranger, other_ca, plain}) {
+    const control::EtcdReply reply = control::LoadEtcd(servers).value()->Read("/outlast/", "", 7);
+    EXPECT_EQ(reply.outcome, Outcome::kUnreached) << reply.why;
+    EXPECT_THAT(reply.why, HasSubstr(etcd.endpoint()));
+  }
+}
+
+TEST_F(EtcdTrust, AUserReachesTheKeysThatItMayAndAStrangerIsRefused) {
+  EtcdServer etcd;
+  control::EtcdServers servers = etcd.servers();
+  servers.user = "ada";
+  servers.password = "secret";
+  const auto ada = control::LoadEtcd(servers).value();
+  ASSERT_TRUE(Write(*ada, "/outlast/v1/job/early").done()) << "etcd wants no users yet";
+  etcd.WantUsers("ada", "job");
+
+  EXPECT_TRUE(Write(*ada, "/outlast/v1/job/key").done());
+  EXPECT_EQ(ada->Read("/outlast/v1/job/", "", 7).keys.size(), 2u);
+  const control::EtcdReply lease = ada->Grant(60);
+  EXPECT_TRUE(lease.done());
+  EXPECT_EQ(ada->KeepAlive(lease.lease).ttl_seconds, 60);
+  EXPECT_EQ(Write(*ada, "/outlast/v1/other/key").outcome, Outcome::kRefused);
+  EXPECT_THAT(Write(*ada, "/outlast/v1/other/key").why, HasSubstr("permission denied"));
+  const auto nobody = control::LoadEtcd(etcd.servers()).value();
+  EXPECT_EQ(Write(*nobody, "/outlast/v1/job/key").outcome, Outcome::kRefused);
+  servers.password = "guess";
+  const control::EtcdReply guessed =
+      Write(*control::LoadEtcd(servers).value(), "/outlast/v1/job/key");
+  EXPECT_EQ(guessed.outcome, Outcome::kRefused);
+  EXPECT_THAT(guessed.why, HasSubstr("invalid user ID or password"));
+
+  etcd.Kill();  // it forgets its tokens
+  etcd.Start();
+  EXPECT_TRUE(Write(*ada, "/outlast/v1/job/key").done());
+}
+
+TEST(EtcdFlags, NameWhatContradictsAndWhatIsMissing) {
+  const TempFolder folder;
+  const std::string password = folder / "password";
+  std::ofstream(password) << "secret\n";
+  ASSERT_EQ(chmod(password.c_str(), 0600), 0);
+  const auto why = [](const std::string& address, const EtcdFlags& flags) {
+    const auto servers = ReadEtcd(address, flags);
+    return servers.ok() ? "ok" : std::string(MessageOf(servers.status()));
+  };
+  EXPECT_EQ(ReadEtcd("127.0.0.1:1", {.user = "ada", .password_file = password})->password,
+            "secret");
+  EXPECT_THAT(why("etcd+https://h:1", {}), HasSubstr("--etcd-ca"));
+  EXPECT_THAT(why("h:1", {.ca = "ca.pem"}), HasSubstr("https:// wanted"));
+  EXPECT_THAT(why("127.0.0.1:1", {.user = "ada"}), HasSubstr("both or none wanted"));
+  EXPECT_THAT(why("127.0.0.1:1,h:1", {.user = "ada", .password_file = password}),
+              HasSubstr("for all to read, https:// wanted"));
+  ASSERT_EQ(chmod(password.c_str(), 0644), 0);
+  EXPECT_THAT(why("127.0.0.1:1", {.user = "ada", .password_file = password}),
+              HasSubstr("mode 0644 lets others read"));
+}
+
 TEST(EtcdSeat, WithoutAnEtcdEndsWhenTheFirstAnswerDoesNotCome) {
   LoopThread loop;
   std::optional<int> ended;
   std::unique_ptr<EtcdSeat> seat;
   MasterPorts ports("127.0.0.1");  // held: nobody listens there
   const auto client =
-      control::LoadEtcd({"127.0.0.1:" + std::to_string(ports.Of(1).value())}).value();
+      control::LoadEtcd({.endpoints = {"127.0.0.1:" + std::to_string(ports.Of(1).value())}})
+          .value();
   loop.Do([&] {
     EtcdSeat::Ears ears;
     ears.on_end = [&](int code, const std::string&) { loop.Note([&] { ended = code; }); };

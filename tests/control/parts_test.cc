@@ -146,11 +146,14 @@ TEST_F(JournalFileTest, WhatIsCutOffIsKept) {
 
 TEST_F(JournalFileTest, IsNotMadeOfSomethingElse) {
   const std::string path = folder_ + "/coordinator.journal";
-  std::ofstream(path) << std::string(3000, '\xf3');
-  const auto opened = JournalFile::Open(folder_, "job");
-  EXPECT_EQ(opened.status().code(), absl::StatusCode::kDataLoss);
-  EXPECT_THAT(std::string(MessageOf(opened.status())), HasSubstr("3000 bytes"));
-  EXPECT_EQ(std::filesystem::file_size(path), 3000u);
+  for (const char byte : {'\xf3', '\0'}) {
+    std::ofstream(path) << std::string(3000, byte);
+    const auto opened = JournalFile::Open(folder_, "job");
+    EXPECT_EQ(opened.status().code(), absl::StatusCode::kDataLoss);
+    EXPECT_THAT(std::string(MessageOf(opened.status())),
+                HasSubstr(byte == '\0' ? "3000 bytes" : "record 0 at offset 0"));
+    EXPECT_EQ(std::filesystem::file_size(path), 3000u);
+  }
 }
 
 TEST_F(JournalFileTest, IsHeldByOneAtATime) {
@@ -159,11 +162,51 @@ TEST_F(JournalFileTest, IsHeldByOneAtATime) {
   EXPECT_EQ(JournalFile::Open(folder_, "job").status().code(), absl::StatusCode::kAlreadyExists);
 }
 
+TEST_F(JournalFileTest, ABaseReplacesItsRecordsAndIsAppendedTo) {
+  CoordinatorState state;
+  const auto append = [&](JournalFile& journal) {
+    const StartedRecord record{Id128::FromName("run"), state.incarnation + 1};
+    ASSERT_TRUE(journal.Append(EncodeJournalRecord(state, record)).ok());
+    state.Apply(record);
+  };
+  std::ofstream(folder_ + "/coordinator.journal.new") << "of one that was killed meanwhile";
+  {
+    auto journal = JournalFile::Open(folder_, "job");
+    ASSERT_TRUE(journal.ok());
+    for (int i = 0; i < 100; ++i) append(*journal);
+    ASSERT_TRUE(journal->Compact(EncodeJournalBase(state)).ok());
+    EXPECT_EQ(std::filesystem::file_size(folder_ + "/coordinator.journal"),
+              EncodeJournalBase(state).size());
+    append(*journal);
+  }
+  const auto again = JournalFile::Open(folder_, "job");
+  ASSERT_TRUE(again.ok()) << again.status();
+  EXPECT_EQ(again->state().records, 101u);
+  EXPECT_EQ(again->state().incarnation, 101u);
+  EXPECT_FALSE(std::filesystem::exists(folder_ + "/coordinator.journal.new"));
+}
+
+TEST_F(JournalFileTest, ACompactionThatCannotBeWrittenLeavesTheJournalAsItWas) {
+  auto journal = JournalFile::Open(folder_, "job");
+  ASSERT_TRUE(journal.ok());
+  CoordinatorState state;
+  ASSERT_TRUE(journal->Append(Record(state, 1)).ok());
+  state.Apply(StartedRecord{Id128::FromName("run"), 1});
+  std::filesystem::create_directory(folder_ + "/coordinator.journal.new");
+
+  const absl::Status compacted = journal->Compact(EncodeJournalBase(state));
+
+  EXPECT_FALSE(compacted.ok());
+  EXPECT_FALSE(absl::IsAborted(compacted));
+  EXPECT_TRUE(journal->Append(Record(state, 2)).ok());
+}
+
 TEST_F(JournalFileTest, RefusesToAppendAfterAnotherWriter) {
   auto journal = JournalFile::Open(folder_, "job");
   ASSERT_TRUE(journal.ok());
   std::ofstream(folder_ + "/coordinator.journal", std::ios::app) << "x";
   EXPECT_EQ(journal->Append("record").code(), absl::StatusCode::kAborted);
+  EXPECT_EQ(journal->Compact("base").code(), absl::StatusCode::kAborted);
 }
 
 TEST_F(JournalFileTest, RefusesToAppendToAFileThatWasReplaced) {

@@ -24,6 +24,8 @@ class SlowJournal final : public CoordinatorJournal {
     return absl::OkStatus();
   }
 
+  absl::Status Compact(std::string_view) override { return absl::OkStatus(); }
+
   std::atomic<bool> is_slow = false;  // the next one
 
  private:
@@ -65,6 +67,48 @@ TEST_F(ControlTest, NobodyIsLostWhileTheJournalIsWritten) {
   loop_.Note([&] {
     for (const int node : {0, 1}) EXPECT_THAT(downs_[node], Each(Not(HasSubstr("no beat"))));
   });
+}
+
+TEST_F(ControlTest, AJobOfManyRecordsHasAShortJournalAndGoesOnFromIt) {
+  CoordinatorHostOptions options = HostOptions(1);
+  options.compact_after = 8;
+  ASSERT_TRUE(StartHost(options).ok());
+  options.listen = host_->address();
+  StartNode(0);
+  ASSERT_TRUE(AllOpen(1, 1));
+  const auto read = [&] {
+    std::ifstream file(options.journal + "/coordinator.journal", std::ios::binary);
+    return std::string(std::istreambuf_iterator<char>(file), {});
+  };
+  for (int64_t step = 1; step <= 100; ++step) {
+    loop_.Do([&] { nodes_[0]->Give(SaveReported{{control::SaveOutcome::kCommitted, step, ""}}); });
+  }
+  // The file is another one meanwhile, and may be read while a record is written to it.
+  const auto has_all = [&] {
+    const auto content = ReadJournal(read());
+    return content.ok() && content->state.step_committed == 100;
+  };
+  const absl::Duration deadline = Clock::Real().Uptime() + absl::Seconds(20) * TimeFactor();
+  while (!has_all() && Clock::Real().Uptime() < deadline)
+    Clock::Real().SleepFor(absl::Milliseconds(5));
+  ASSERT_TRUE(has_all());
+
+  loop_.Do([this] { host_.reset(); });
+
+  const std::string bytes = read();
+  const auto content = ReadJournal(bytes);
+  ASSERT_TRUE(content.ok()) << content.status();
+  EXPECT_GT(content->state.records, 100u);
+  EXPECT_EQ(content->state.generation(), 1u);
+  EXPECT_LT(bytes.size(), EncodeJournalBase(content->state).size() + 8 * 64);
+  ASSERT_TRUE(StartHost(options).ok());
+  loop_.Do([&] {
+    nodes_[0]->Give(WorkerFinished{0, 1});
+    nodes_[0]->Give(WorkerEnded{0, 1, {}});
+  });
+  ASSERT_TRUE(loop_.WaitFor([&] { return ended_.size() == 1; }));
+  EXPECT_EQ(ended_[0].exit_code, 0);
+  EXPECT_EQ(opened_[0], 1u) << "the same generation";
 }
 
 }  // namespace

@@ -127,6 +127,8 @@ void Cluster::Start(int host, bool foreign) {
   if (!content.ok()) return Fail("the journal: " + content.status().ToString());
   if (!foreign) {
     journal_.resize(content->valid_bytes);
+    // The former coordinator may have compacted its journal.
+    if (content->state.records % 2 == 1) journal_ = EncodeJournalBase(content->state);
     journal_owner_ = content->state.incarnation + 1;
   }
   at.host = host;

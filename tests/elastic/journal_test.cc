@@ -184,5 +184,57 @@ TEST(CoordinatorState, BindsWhoGoesOnFromItToTheTermsOfItsAgentsWhileTheJobLasts
   EXPECT_EQ(WhyUnlike(state, unlike), "");
 }
 
+// The state after the first `count` records of the story.
+CoordinatorState After(size_t count) {
+  CoordinatorState state;
+  for (size_t i = 0; i < count; ++i) state.Apply(Story()[i]);
+  return state;
+}
+
+TEST(Journal, ABaseStandsForAllRecordsUpToItsOwn) {
+  const std::string all = EncodeJournalBase(After(Story().size()));
+  for (size_t count = 1; count <= Story().size(); ++count) {
+    CoordinatorState state = After(count);
+    std::string bytes = EncodeJournalBase(state);
+    for (size_t i = count; i < Story().size(); ++i) {
+      bytes += EncodeJournalRecord(state, Story()[i]);
+      state.Apply(Story()[i]);
+    }
+    const auto content = ReadJournal(bytes);
+    ASSERT_TRUE(content.ok()) << content.status();
+    EXPECT_EQ(content->valid_bytes, bytes.size());
+    EXPECT_EQ(content->state.records, Story().size());
+    EXPECT_EQ(EncodeJournalBase(content->state), all) << count;
+  }
+}
+
+// As one finds it who reads while the records are taken away.
+TEST(Journal, ABaseMayFollowRecordsThatItStandsForAndIsNeverOlder) {
+  std::vector<size_t> ends;
+  const std::string records = Write(Story(), &ends);
+  const std::string some = records.substr(0, ends[4]);
+
+  const auto content = ReadJournal(some + EncodeJournalBase(After(9)));
+  ASSERT_TRUE(content.ok()) << content.status();
+  EXPECT_EQ(content->state.records, 9u);
+  EXPECT_EQ(content->state.generation(), 2u);
+  EXPECT_THAT(std::string(MessageOf(ReadJournal(some + EncodeJournalBase(After(3))).status())),
+              HasSubstr("its index is 2"));
+}
+
+TEST(Journal, ADamagedBaseIsNoTornTail) {
+  const std::string base = EncodeJournalBase(After(Story().size()));
+  for (size_t at = 0; at < base.size(); ++at) {
+    std::string damaged = base;
+    damaged[at] = static_cast<char>(damaged[at] ^ 0x40);
+    EXPECT_EQ(ReadJournal(damaged).status().code(), absl::StatusCode::kDataLoss) << at;
+  }
+  for (size_t keep = kJournalHeaderBytes; keep < base.size(); ++keep) {
+    EXPECT_EQ(ReadJournal(std::string_view(base).substr(0, keep)).status().code(),
+              absl::StatusCode::kDataLoss)
+        << keep;
+  }
+}
+
 }  // namespace
 }  // namespace outlast

@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <filesystem>
 #include <fstream>
 #include <functional>
 #include <map>
@@ -44,10 +45,24 @@ class Elected : public ::testing::Test {
     return {std::istreambuf_iterator<char>(file), {}};
   }
   PipedProcess& Coordinate(int number, int lease, const std::string& job = "job") {
-    coordinators_[number] = std::make_unique<PipedProcess>(
-        std::vector<std::string>{BuildFolder() / "outlast", "coordinator", "--job", job, "--etcd",
-                                 etcd_->endpoint(), "--nnodes", "1:2", "-n", "2", "--lease",
-                                 std::to_string(lease), "--last-call", "1", "--serve-late", "0.5"});
+    std::vector<std::string> command = {BuildFolder() / "outlast",
+                                        "coordinator",
+                                        "--job",
+                                        job,
+                                        "--etcd",
+                                        scheme_ + etcd_->endpoint(),
+                                        "--nnodes",
+                                        "1:2",
+                                        "-n",
+                                        "2",
+                                        "--lease",
+                                        std::to_string(lease),
+                                        "--last-call",
+                                        "1",
+                                        "--serve-late",
+                                        "0.5"};
+    command.insert(command.end(), trust_.begin(), trust_.end());
+    coordinators_[number] = std::make_unique<PipedProcess>(command);
     return *coordinators_[number];
   }
   PipedProcess& Lead(int number, int lease, const std::string& job = "job") {
@@ -64,31 +79,30 @@ class Elected : public ::testing::Test {
   // Node n<k> at 127.0.0.<k>.
   void StartAgent(int k, const std::string& job = "job") {
     const std::string number = std::to_string(k);
-    agents_[k] = std::make_unique<PipedProcess>(
-        std::vector<std::string>{BuildFolder() / "outlast",
-                                 "run",
-                                 "--nnodes",
-                                 "1:2",
-                                 "--coordinator",
-                                 "etcd://" + etcd_->endpoint(),
-                                 "--job",
-                                 job,
-                                 "--node",
-                                 "n" + number,
-                                 "--advertise",
-                                 "127.0.0." + number,
-                                 "--node-rank",
-                                 number,
-                                 "--run-dir",
-                                 Path("runs"),
-                                 "--grace",
-                                 "3",
-                                 "-n",
-                                 "2",
-                                 "--",
-                                 BuildFolder() / "outlast_node_trainer",
-                                 Path(job + ".log"),
-                                 Path("until")});
+    std::vector<std::string> command = {BuildFolder() / "outlast",
+                                        "run",
+                                        "--nnodes",
+                                        "1:2",
+                                        "--coordinator",
+                                        scheme_ + etcd_->endpoint(),
+                                        "--job",
+                                        job,
+                                        "--node",
+                                        "n" + number,
+                                        "--advertise",
+                                        "127.0.0." + number,
+                                        "--node-rank",
+                                        number,
+                                        "--run-dir",
+                                        Path("runs"),
+                                        "--grace",
+                                        "3",
+                                        "-n",
+                                        "2"};
+    command.insert(command.end(), trust_.begin(), trust_.end());
+    command.insert(command.end(), {"--", BuildFolder() / "outlast_node_trainer", Path(job + ".log"),
+                                   Path("until")});
+    agents_[k] = std::make_unique<PipedProcess>(command);
   }
   void StartAgents() {
     for (const int k : {1, 2}) StartAgent(k);
@@ -147,6 +161,8 @@ class Elected : public ::testing::Test {
 
   const TempFolder folder_;
   std::unique_ptr<EtcdServer> etcd_;
+  std::string scheme_ = "etcd://";
+  std::vector<std::string> trust_;  // flags of all
   std::map<int, std::unique_ptr<PipedProcess>> coordinators_;
   std::map<int, std::unique_ptr<PipedProcess>> agents_;
 };
@@ -239,6 +255,34 @@ TEST_F(Elected, TwoJobsOnOneEtcdDoNotMeet) {
   EndTraining();
   AllAgentsEndWith(0);
   for (const int k : {1, 2}) EXPECT_EQ(coordinators_.at(k)->Wait(Within(20)), 0) << Seen();
+}
+
+TEST_F(Elected, UnderTlsAndAsAUserWhoMayDoNoMore) {
+  etcd_ = std::make_unique<EtcdServer>(EtcdServer::Tls::kBothSides);
+  etcd_->WantUsers("ada", "job");
+  scheme_ = "etcd+https://";
+  std::ofstream(Path("password")) << "secret\n";
+  std::filesystem::permissions(Path("password"), std::filesystem::perms::owner_read);
+  trust_ = {"--etcd-ca",
+            etcd_->Path("ca.pem"),
+            "--etcd-cert",
+            etcd_->Path("client.pem"),
+            "--etcd-key",
+            etcd_->Path("client.key"),
+            "--etcd-user",
+            "ada",
+            "--etcd-password-file",
+            Path("password")};
+  PipedProcess& leader = Lead(1, kLong);
+  StartAgents();
+  EndTraining();
+  AllAgentsEndWith(0);
+  EXPECT_EQ(leader.Wait(Within(20)), 0) << Seen();
+
+  PipedProcess& other = Coordinate(2, kLong, "other");
+  EXPECT_EQ(other.Wait(Within(20)), 85) << other.seen();
+  EXPECT_THAT(other.seen(), HasSubstr("etcd refuses: "));
+  EXPECT_THAT(other.seen(), HasSubstr("permission denied"));
 }
 
 TEST_F(Elected, NonsenseIsRefusedInOneLine) {

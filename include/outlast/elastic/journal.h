@@ -7,6 +7,10 @@
 //
 // A record is appended and synced before any message that follows from it is sent. A torn tail is
 // what a crash leaves, and is cut when the journal is opened.
+//
+// So that a job of weeks has a journal of a bounded size, a *base* may stand for all records up to
+// one, in that one's place: it has its index, the kind 255, and the state after it. Whoever reads
+// begins with the newest base.
 #pragma once
 
 #include <cstddef>
@@ -26,6 +30,9 @@ inline constexpr size_t kJournalHeaderBytes = 32;
 // The bytes of `record`, which is to be the next one of `state`, before `state` applies it.
 std::string EncodeJournalRecord(const CoordinatorState& state, const JournalPayload& record);
 
+// A base in place of all records that `state` has, of which there is one at least.
+std::string EncodeJournalBase(const CoordinatorState& state);
+
 struct JournalContent {
   CoordinatorState state;
   size_t valid_bytes = 0;  // the rest is a torn tail: cut it
@@ -34,8 +41,9 @@ struct JournalContent {
 };
 
 // Folds all whole records that follow those of `from`. kDataLoss: not a torn tail but damage, such
-// as a bad record with whole ones after it, an index that does not follow, or a record of an older
-// incarnation after a newer one's; the message names the record and its offset.
+// as a bad record with whole ones after it, a bad base (it is written whole or not at all), an
+// index that does not follow, or a record of an older incarnation after a newer one's; the message
+// names the record and its offset.
 absl::StatusOr<JournalContent> ReadJournal(std::string_view bytes, CoordinatorState from = {});
 
 }  // namespace outlast

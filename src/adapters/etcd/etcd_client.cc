@@ -49,9 +49,27 @@ void Take(const pb::RangeResponse& from, EtcdReply& reply) {
   reply.more = from.more();
 }
 
+std::shared_ptr<grpc::ChannelCredentials> CredentialsOf(const EtcdServers& servers) {
+  if (!servers.uses_tls) return grpc::InsecureChannelCredentials();
+  grpc::SslCredentialsOptions options;
+  options.pem_root_certs = servers.certificates.ca;
+  options.pem_private_key = servers.certificates.key;
+  options.pem_cert_chain = servers.certificates.certificate;
+  return grpc::SslCredentials(options);
+}
+
+// The token is not good, or not any more: it ran out, the server was started again, or a right was
+// changed. Asking for another one helps.
+bool WantsNewToken(const grpc::Status& status) {
+  const std::string& text = status.error_message();
+  return text.find("invalid auth token") != std::string::npos ||
+         text.find("revision of auth store is old") != std::string::npos;
+}
+
 class Server {
  public:
-  explicit Server(std::string endpoint) : endpoint_(std::move(endpoint)) {}
+  Server(std::string endpoint, std::shared_ptr<grpc::ChannelCredentials> credentials)
+      : endpoint_(std::move(endpoint)), credentials_(std::move(credentials)) {}
 
   const std::string& endpoint() const { return endpoint_; }
   std::shared_ptr<grpc::Channel> channel() {
@@ -65,8 +83,7 @@ class Server {
       arguments.SetInt(GRPC_ARG_INITIAL_RECONNECT_BACKOFF_MS, 100);
       arguments.SetInt(GRPC_ARG_MIN_RECONNECT_BACKOFF_MS, 1000);
       arguments.SetInt(GRPC_ARG_MAX_RECONNECT_BACKOFF_MS, 500);
-      channel_ =
-          grpc::CreateCustomChannel(endpoint_, grpc::InsecureChannelCredentials(), arguments);
+      channel_ = grpc::CreateCustomChannel(endpoint_, credentials_, arguments);
     }
     return channel_;
   }
@@ -78,15 +95,18 @@ class Server {
 
  private:
   const std::string endpoint_;
+  const std::shared_ptr<grpc::ChannelCredentials> credentials_;
   std::mutex mutex_;
   std::shared_ptr<grpc::Channel> channel_;
 };
 
 class GrpcEtcdClient final : public EtcdClient {
  public:
-  explicit GrpcEtcdClient(const std::vector<std::string>& endpoints) {
-    for (const std::string& endpoint : endpoints)
-      servers_.push_back(std::make_unique<Server>(endpoint));
+  explicit GrpcEtcdClient(const EtcdServers& servers)
+      : user_(servers.user), password_(servers.password) {
+    const auto credentials = CredentialsOf(servers);
+    for (const std::string& endpoint : servers.endpoints)
+      servers_.push_back(std::make_unique<Server>(endpoint, credentials));
   }
 
   EtcdReply Read(const std::string& folder, const std::string& from, int64_t most) override {
@@ -165,6 +185,7 @@ class GrpcEtcdClient final : public EtcdClient {
     grpc::ClientContext context;
   };
   using Body = std::function<grpc::Status(Try& at, EtcdReply& reply)>;
+  using Deadline = std::chrono::system_clock::time_point;
 
   // The server that answered last comes first.
   EtcdReply Call(const Body& body) {
@@ -174,15 +195,15 @@ class GrpcEtcdClient final : public EtcdClient {
     for (size_t i = 0; i < servers_.size(); ++i) {
       const size_t index = (first + i) % servers_.size();
       Server& server = *servers_[index];
-      Try at{.channel = server.channel(), .context = {}};
+      const auto channel = server.channel();
       const auto now = std::chrono::system_clock::now();
       const auto left = std::chrono::duration_cast<milliseconds>(until - now);
-      at.context.set_deadline(
-          now + std::max<milliseconds>(kLeast, left / static_cast<int>(servers_.size() - i)));
+      const auto deadline =
+          now + std::max<milliseconds>(kLeast, left / static_cast<int>(servers_.size() - i));
       EtcdReply reply;
-      const grpc::Status status = body(at, reply);
+      const grpc::Status status = CallAsUser(channel, deadline, body, reply);
       reply.outcome = OutcomeOf(status);
-      if (status.error_code() == grpc::StatusCode::DEADLINE_EXCEEDED) server.Forget(at.channel);
+      if (status.error_code() == grpc::StatusCode::DEADLINE_EXCEEDED) server.Forget(channel);
       if (reply.outcome != Outcome::kUnreached) {
         SetFirst(index);
         if (!reply.done()) reply.why = Words(server, status);
@@ -191,6 +212,52 @@ class GrpcEtcdClient final : public EtcdClient {
       tried += (tried.empty() ? "" : "; ") + Words(server, status);
     }
     return {.outcome = Outcome::kUnreached, .why = tried};
+  }
+
+  // A call without a user, or with the token that etcd gave for its password; with a new one where
+  // that is not taken any more. A token holds for all servers.
+  grpc::Status CallAsUser(const std::shared_ptr<grpc::Channel>& channel, Deadline deadline,
+                          const Body& body, EtcdReply& reply) {
+    grpc::Status status;
+    for (const bool is_first : {true, false}) {
+      Try at{.channel = channel, .context = {}};
+      at.context.set_deadline(deadline);
+      std::string token;
+      if (!user_.empty()) {
+        status = TokenFor(channel, deadline, token);
+        if (!status.ok()) return status;
+      }
+      if (!token.empty()) at.context.AddMetadata("token", token);
+      reply = {};
+      status = body(at, reply);
+      if (!is_first || user_.empty() || !WantsNewToken(status)) return status;
+      const std::lock_guard lock(mutex_);
+      if (token_ == token) token_.clear();
+    }
+    return status;
+  }
+
+  // Empty: etcd wants none.
+  grpc::Status TokenFor(const std::shared_ptr<grpc::Channel>& channel, Deadline deadline,
+                        std::string& token) {
+    {
+      const std::lock_guard lock(mutex_);
+      token = token_;
+    }
+    if (!token.empty()) return grpc::Status::OK;
+    grpc::ClientContext context;
+    context.set_deadline(deadline);
+    pb::AuthenticateRequest request;
+    request.set_name(user_);
+    request.set_password(password_);
+    pb::AuthenticateResponse response;
+    grpc::Status status = pb::Auth::NewStub(channel)->Authenticate(&context, request, &response);
+    if (status.error_message().find("authentication is not enabled") != std::string::npos)
+      return grpc::Status::OK;
+    token = response.token();
+    const std::lock_guard lock(mutex_);
+    token_ = token;
+    return status;
   }
 
   static std::string Words(const Server& server, const grpc::Status& status) {
@@ -218,6 +285,11 @@ class GrpcEtcdClient final : public EtcdClient {
       range.set_key(folder);
       range.set_range_end(EndOf(folder));
     }
+    for (const EtcdTransaction::Range& keys : transaction.delete_ranges) {
+      pb::DeleteRangeRequest& range = *request.add_success()->mutable_request_delete_range();
+      range.set_key(keys.first);
+      range.set_range_end(keys.end);
+    }
     for (const EtcdTransaction::Put& put : transaction.puts) {
       pb::PutRequest& to = *request.add_success()->mutable_request_put();
       to.set_key(put.key);
@@ -238,16 +310,18 @@ class GrpcEtcdClient final : public EtcdClient {
     first_ = index;
   }
 
+  const std::string user_, password_;
   std::vector<std::unique_ptr<Server>> servers_;
   std::mutex mutex_;
   size_t first_ = 0;
+  std::string token_;
 };
 
 }  // namespace
 }  // namespace outlast::control
 
 extern "C" __attribute__((visibility("default"))) outlast::control::EtcdClient* OutlastEtcdClient(
-    uint64_t abi, const std::vector<std::string>& endpoints) {
+    uint64_t abi, const outlast::control::EtcdServers& servers) {
   if (abi != outlast::control::kEtcdAbi) return nullptr;
-  return new outlast::control::GrpcEtcdClient(endpoints);
+  return new outlast::control::GrpcEtcdClient(servers);
 }
