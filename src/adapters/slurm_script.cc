@@ -98,15 +98,42 @@ agent() {
   exit "$code"
 }
 
-# The coordinator: this attempt's own, at the address by which Slurm knows the node.
+# The coordinator, on this attempt's journal. One that is killed starts again there, at the same port, and
+# the agents, which train on meanwhile, come back to it.
+coordinate() {
+  local again=0 pid line code
+  lead='' stop=''
+  trap 'hear USR1' USR1
+  trap 'hear TERM' TERM
+  while :; do
+    "$tool" coordinator --job "$job" --journal "$scratch/journal" --listen "$address:$port" --nnodes "$nodes" -n "$ranks" \
+      --max-restarts "$max_restarts" --last-call "$last_call" --grace "$grace" --stop-within "$stop_within" \
+      "${terms[@]}" --token-fd 3 3<<<"$token" >"$scratch/said" &
+    pid=$!
+    read -r line <"$scratch/said"
+    [ "$again" -gt 0 ] || printf '%s\n' "$line" >"$scratch/led"
+    port=${line##*:}
+    follow "$pid"
+    await "$pid"
+    code=$?
+    case $code in 13[2-9]) ;; *) break ;; esac
+    [ -n "$line" ] && [ "$again" -lt 5 ] || break
+    again=$((again + 1))
+    lead=''
+    say "the coordinator was killed ($code) and starts again"
+  done
+  # One that finds the end of the job in its journal does not tell how it ended.
+  [ "$again" = 0 ] || [ "$code" != 85 ] || code=137
+  exit "$code"
+}
+
+# Each attempt has its own, at the address by which Slurm knows the node.
 token=$(head -c 32 /dev/urandom | od -An -v -tx1 | tr -d ' \n')
 address=$(scontrol show node "$SLURMD_NODENAME" --oneliner | sed -n 's/.* NodeAddr=\([^ ]*\).*/\1/p')
-mkfifo "$scratch/said"
-"$tool" coordinator --job "$job" --journal "$scratch/journal" --listen "$address:$port" --nnodes "$nodes" -n "$ranks" \
-  --max-restarts "$max_restarts" --last-call "$last_call" --grace "$grace" --stop-within "$stop_within" \
-  "${terms[@]}" --token-fd 3 3<<<"$token" >"$scratch/said" &
+mkfifo "$scratch/said" "$scratch/led"
+coordinate &
 pid=$!
-read -r line <"$scratch/said"
+read -r line <"$scratch/led"
 follow "$pid"
 coordinator=$address:${line##*:}
 agents=85

@@ -2,6 +2,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <signal.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <filesystem>
@@ -51,6 +52,7 @@ class Slurm : public ::testing::Test {
     words.insert(words.end(), flags.begin(), flags.end());
     words.emplace_back("--");
     words.insert(words.end(), command.begin(), command.end());
+    words.insert(words.begin(), before_.begin(), before_.end());
     return RunProgram({.command = words, .folder = folder_.path()}).value();
   }
   nlohmann::json Answer(const ProgramEnd& end) const {
@@ -91,7 +93,24 @@ class Slurm : public ::testing::Test {
     return ranks;
   }
 
+  int64_t Lines(const std::string& name) const {
+    const std::string text = Read(name);
+    return std::count(text.begin(), text.end(), '\n');
+  }
+  // Ranks that went on from beyond `step` of a former attempt: "generation step rank source".
+  int Restored(int64_t least) const {
+    std::istringstream restores(Read("log.restores"));
+    int restored = 0;
+    for (std::string line; std::getline(restores, line);) {
+      std::istringstream words(line);
+      int64_t generation = 0, step = 0;
+      if ((words >> generation >> step) && step > least) ++restored;
+    }
+    return restored;
+  }
+
   const TempFolder folder_;
+  std::vector<std::string> before_;  // what submits, such as "setpriv --reuid nobody"
   std::string id_;
 };
 
@@ -128,16 +147,12 @@ TEST_F(Slurm, AJobOfOneNodeEndsWithItsOwnCodeAndIsNotRequeued) {
 
 TEST_F(Slurm, AWarnedJobSavesIsRequeuedAndGoesOnWhereItWas) {
   OUTLAST_SLURM_OR_SKIP(cluster);
-  const auto lines = [&](const std::string& name) {
-    const std::string text = Read(name);
-    return std::count(text.begin(), text.end(), '\n');
-  };
   ASSERT_NE(SubmitOne({"--job", "toy", "--nnodes", "2"},
                       {BuildFolder() / "outlast_toy_trainer", "--steps", "150", "--step-ms", "20",
                        "--ckpt-dir", Path("ckpt"), "--ckpt-every", "1000", "--state-mb", "1",
                        "--log", "log"}),
             "");
-  ASSERT_TRUE(Comes([&] { return lines("log") > 100; })) << Said();
+  ASSERT_TRUE(Comes([&] { return Lines("log") > 100; })) << Said();
 
   cluster->Command({"scancel", "--batch", "--signal=USR1", id_});  // as before the time limit
 
@@ -145,15 +160,70 @@ TEST_F(Slurm, AWarnedJobSavesIsRequeuedAndGoesOnWhereItWas) {
   EXPECT_THAT(Said(), HasSubstr("attempt 0: 80: requeued"));
   EXPECT_TRUE(EndsAs("COMPLETED")) << Said();
   EXPECT_THAT(Said(), HasSubstr("attempt 1: ends with 0"));
-  // "generation step rank source": each rank of the second attempt, from the disk.
-  std::istringstream restores(Read("log.restores"));
-  int restored = 0;
-  for (std::string line; std::getline(restores, line);) {
-    std::istringstream words(line);
-    int64_t generation = 0, step = 0;
-    if ((words >> generation >> step) && step > 20) ++restored;
+  EXPECT_EQ(Restored(20), 4) << Read("log.restores");
+}
+
+TEST_F(Slurm, AJobThatIsPushedOutSavesIsRequeuedAndGoesOnWhereItWas) {
+  OUTLAST_SLURM_OR_SKIP(cluster);
+  ASSERT_NE(SubmitOne({"--job", "toy", "--nnodes", "2"},
+                      {BuildFolder() / "outlast_toy_trainer", "--steps", "150", "--step-ms", "20",
+                       "--ckpt-dir", Path("ckpt"), "--ckpt-every", "1000", "--state-mb", "1",
+                       "--log", "log"}),
+            "");
+  ASSERT_TRUE(Comes([&] { return Lines("log") > 100; })) << Said();
+
+  const std::string urgent =
+      cluster->Command({"sbatch", "--parsable", "--partition=urgent", "--nodes=3", "--exclusive",
+                        "--output=/dev/null", "--wrap=sleep 1"});
+  ASSERT_NE(urgent, "");
+
+  ASSERT_TRUE(Comes([&] { return cluster->JobField(id_, "Restarts") == "1"; })) << Said();
+  EXPECT_THAT(Said(), HasSubstr("attempt 0: 80: "));
+  const std::string number = urgent.substr(0, urgent.find('\n'));
+  EXPECT_TRUE(Comes([&] { return cluster->JobField(number, "JobState") == "COMPLETED"; }));
+  EXPECT_TRUE(EndsAs("COMPLETED")) << Said();
+  EXPECT_THAT(Said(), HasSubstr("attempt 1: ends with 0"));
+  EXPECT_EQ(Restored(20), 4) << Read("log.restores");
+}
+
+TEST_F(Slurm, ADeadNodeCostsItsRanksAndACoordinatorThatIsKilledNobody) {
+  OUTLAST_SLURM_OR_SKIP(cluster);
+  ASSERT_NE(SubmitOne({"--job", "toy", "--nnodes", "2:3"}, Trainer()), "");
+  ASSERT_TRUE(Comes([&] { return Ranks(1).size() == 6; })) << Said();
+  const std::map<int, pid_t> before = Ranks(1);
+
+  pid_t coordinator = 0;
+  for (const pid_t pid : cluster->Find({"SLURM_JOB_ID=" + id_})) {
+    std::ifstream file("/proc/" + std::to_string(pid) + "/cmdline");
+    const std::string words(std::istreambuf_iterator<char>(file), {});
+    if (words.find(std::string("outlast\0coordinator", 19)) != std::string::npos) coordinator = pid;
   }
-  EXPECT_EQ(restored, 4) << Read("log.restores");
+  ASSERT_GT(coordinator, 0);
+  ASSERT_EQ(kill(coordinator, SIGKILL), 0);
+  ASSERT_TRUE(Comes([&] {
+    return Said().find("the coordinator was killed (137) and starts again") != std::string::npos;
+  })) << Said();
+  cluster->KillNode(3);
+
+  ASSERT_TRUE(Comes([&] { return Ranks(2).size() == 4; })) << Said();
+  for (const auto& [rank, pid] : Ranks(2)) EXPECT_EQ(pid, before.at(rank)) << rank << Said();
+  EndTraining();
+  EXPECT_TRUE(EndsAs("COMPLETED")) << Said();
+  EXPECT_EQ(cluster->JobField(id_, "Restarts"), "0");
+}
+
+TEST_F(Slurm, AnyUserMaySubmit) {
+  if (getuid() != 0) GTEST_SKIP() << "one who may become another user is wanted";
+  OUTLAST_SLURM_OR_SKIP(cluster);
+  before_ = {"/usr/bin/setpriv", "--reuid=nobody", "--regid=nogroup", "--clear-groups"};
+  std::filesystem::permissions(folder_.path(), std::filesystem::perms::all);
+
+  ASSERT_NE(SubmitOne({"--job", "toy", "--nnodes", "2"}, Trainer()), "");
+  ASSERT_TRUE(Comes([&] { return Ranks(1).size() == 4; })) << Said();
+  EndTraining();
+
+  EXPECT_TRUE(EndsAs("COMPLETED")) << Said();
+  EXPECT_THAT(cluster->JobField(id_, "UserId"), HasSubstr("nobody"));
 }
 
 TEST_F(Slurm, AnUnfitNodeIsDrainedAndGivenBackAndACancelledJobIsNotRequeued) {

@@ -16,6 +16,7 @@
 #include <cstdlib>
 #include <filesystem>
 #include <fstream>
+#include <map>
 #include <memory>
 #include <sstream>
 #include <string>
@@ -31,7 +32,7 @@ namespace outlast::testing {
 
 class SlurmCluster {
  public:
-  static constexpr int kNodes = 3;  // n1 to n3, of 2 CPUs each
+  static constexpr int kNodes = 3;  // n1 to n3, of 2 CPUs each; partitions "all" and "urgent"
 
   // Null where Slurm is not installed, or it did not come up; `why` then says which. Its commands
   // find it by this process's environment.
@@ -45,6 +46,10 @@ class SlurmCluster {
       return nullptr;
     }
     std::unique_ptr<SlurmCluster> cluster(new SlurmCluster);
+    // For jobs of other users.
+    std::filesystem::permissions(cluster->folder_.path(), std::filesystem::perms::owner_all |
+                                                              std::filesystem::perms::group_exec |
+                                                              std::filesystem::perms::others_exec);
     if (!cluster->ComesUp()) {
       *why = "it did not come up: " + cluster->Read("slurmctld.out") + cluster->Read("munged.out");
       return nullptr;
@@ -69,6 +74,39 @@ class SlurmCluster {
     return {std::istreambuf_iterator<char>(file), {}};
   }
 
+  // As a machine that loses power: its slurmd and all processes of its jobs are killed, and stay
+  // away. Then as slurmctld finds out, which takes SlurmdTimeout.
+  void KillNode(int k) {
+    kill(slurmds_.at(k), SIGKILL);
+    const std::string node = "n" + std::to_string(k);
+    for (const pid_t pid : Find({"SLURMD_NODENAME=" + node})) {
+      // slurmstepd first, which would tell.
+      if (const pid_t parent = ParentOf(pid); NameOf(parent).starts_with("slurmstepd"))
+        kill(parent, SIGKILL);
+      kill(pid, SIGKILL);
+    }
+    Command({"scontrol", "update", "NodeName=" + node, "State=DOWN", "Reason=dead"});
+  }
+  // Processes of this cluster's jobs that have all of `variables` in their environment.
+  std::vector<pid_t> Find(const std::vector<std::string>& variables) const {
+    std::vector<pid_t> found;
+    for (const auto& entry : std::filesystem::directory_iterator("/proc")) {
+      const pid_t pid = std::atoi(entry.path().filename().c_str());
+      if (pid <= 0) continue;
+      std::ifstream file(entry.path() / "environ", std::ios::binary);
+      const std::string all =
+          std::string(1, '\0') + std::string(std::istreambuf_iterator<char>(file), {});
+      const auto has = [&all](const std::string& one) {
+        const std::string zero(1, '\0');
+        return all.find(zero + one + zero) != std::string::npos;
+      };
+      if (has("SLURM_CONF=" + Path("slurm.conf")) &&
+          std::all_of(variables.begin(), variables.end(), has))
+        found.push_back(pid);
+    }
+    return found;
+  }
+
   // What a command says; empty: it failed.
   static std::string Command(const std::vector<std::string>& command) {
     const auto end = RunProgram(
@@ -91,6 +129,17 @@ class SlurmCluster {
     for (std::string word; words >> word;)
       if (word.starts_with(name + "=")) return word.substr(name.size() + 1);
     return "";
+  }
+  static pid_t ParentOf(pid_t pid) {
+    std::ifstream status("/proc/" + std::to_string(pid) + "/status");
+    for (std::string word; status >> word;) {
+      if (word == "PPid:" && status >> word) return std::atoi(word.c_str());
+    }
+    return pid;
+  }
+  static std::string NameOf(pid_t pid) {
+    std::ifstream file("/proc/" + std::to_string(pid) + "/comm");
+    return {std::istreambuf_iterator<char>(file), {}};
   }
   static void Pause() { Clock::Real().SleepFor(absl::Milliseconds(25)); }
 
@@ -129,7 +178,13 @@ class SlurmCluster {
           << " CPUs=2\n";
       std::filesystem::create_directory(Path("spool.n" + std::to_string(k)));
     }
-    out << "PartitionName=all Nodes=n[1-" << kNodes << "] Default=YES MaxTime=60 State=UP\n";
+    // Jobs of "urgent" push those of "all" out, who are told so in time to save.
+    out << "PreemptType=preempt/partition_prio\nPreemptMode=REQUEUE\n"
+           "SlurmctldParameters=preempt_send_user_signal\n"
+        << "PartitionName=all Nodes=n[1-" << kNodes
+        << "] Default=YES MaxTime=60 State=UP PriorityTier=1 GraceTime=20\n"
+        << "PartitionName=urgent Nodes=n[1-" << kNodes
+        << "] MaxTime=60 State=UP PriorityTier=9 PreemptMode=OFF\n";
     std::filesystem::create_directory(Path("state"));
     std::ofstream(Path("munge.key")) << std::string(64, 'k');
     std::filesystem::permissions(Path("munge.key"), std::filesystem::perms::owner_read);
@@ -168,9 +223,11 @@ class SlurmCluster {
     for (int k = 1; k <= kNodes; ++k) {
       const std::string node = "n" + std::to_string(k);
       StartDaemon("slurmd." + node, {"/usr/sbin/slurmd", "-D", "-N", node});
+      slurmds_[k] = daemons_.back();
     }
     return Comes([] {
-      const std::string states = Command({"sinfo", "--noheader", "--Node", "--format=%T"});
+      const std::string states =
+          Command({"sinfo", "--noheader", "--partition=all", "--Node", "--format=%T"});
       return states == "idle\nidle\nidle\n";
     });
   }
@@ -195,6 +252,7 @@ class SlurmCluster {
   const TempFolder folder_;
   std::vector<UniqueFd> ports_;
   std::vector<pid_t> daemons_;
+  std::map<int, pid_t> slurmds_;
 };
 
 // In a test: a running Slurm, or the test is skipped by a word; where CI=true it fails.
