@@ -10,6 +10,7 @@
 
 #include "adapters/slurm.h"
 #include "base/error.h"
+#include "base/flag_rules.h"
 #include "base/flag_values.h"
 #include "control/node_flags.h"
 #include "launch/options.h"
@@ -169,6 +170,14 @@ int CodeOf(const absl::Status& status) {
 absl::StatusOr<std::string> Submit(Arguments& raw) {
   OUTLAST_RETURN_IF_ERROR(Complete(raw));
   OUTLAST_ASSIGN_OR_RETURN(const SlurmRequest request, RenderSlurm(raw.job));
+  if (raw.dry && raw.json) {
+    nlohmann::ordered_json json;
+    json["job"] = request.job;
+    json["key"] = request.key;
+    json["options"] = request.options;
+    json["script"] = request.script;
+    return json.dump() + "\n";
+  }
   if (raw.dry) return request.script;
   OUTLAST_ASSIGN_OR_RETURN(const SlurmSubmission done, SubmitToSlurm(request));
   if (raw.json) {
@@ -193,15 +202,25 @@ int RunSubmitTool(const std::vector<std::string>& arguments, std::ostream& out, 
   Declare(app, raw);
   const auto dashes = std::find(arguments.begin(), arguments.end(), "--");
   if (dashes != arguments.end()) raw.job.command.assign(dashes + 1, arguments.end());
+  const auto refuse = [&err](std::string_view why) {
+    err << "outlast: submit: " << why << '\n';
+    return kExitRefused;
+  };
+  const std::vector<std::string> flags(arguments.begin(), dashes);
+  absl::Status fits = RefuseCutValues(app, flags);
+  if (!fits.ok()) return refuse(MessageOf(fits));
   try {
-    app.parse(std::vector<std::string>(std::make_reverse_iterator(dashes), arguments.rend()));
+    app.parse(std::vector<std::string>(flags.rbegin(), flags.rend()));
   } catch (const CLI::CallForHelp&) {
     out << app.help();
     return 0;
   } catch (const CLI::ParseError& error) {
-    err << "outlast: submit: " << error.what() << ": see outlast submit --help\n";
-    return kExitRefused;
+    fits = RefuseRepeatedFlags(app);
+    if (!fits.ok()) return refuse(MessageOf(fits));
+    return refuse(std::string(error.what()) + ": see outlast submit --help");
   }
+  fits = RefuseEmptyValues(app);
+  if (!fits.ok()) return refuse(MessageOf(fits));
   const auto text = Submit(raw);
   if (!text.ok()) {
     err << "outlast: submit: " << MessageOf(text.status()) << '\n';

@@ -8,8 +8,23 @@
 
 namespace outlast {
 
+std::string OneLine(std::string_view text) {
+  std::string line;
+  for (const char c : text) {
+    if (c == '\n') {
+      line += "\\n";
+    } else if (static_cast<unsigned char>(c) < ' ' || c == '\x7f') {
+      line += fmt::format("\\x{:02x}", static_cast<unsigned char>(c));
+    } else {
+      line += c;
+    }
+  }
+  return line;
+}
+
 absl::Status RefuseValue(std::string_view flag, std::string_view found, std::string_view wanted) {
-  return Error(absl::StatusCode::kInvalidArgument, "{} '{}': {} wanted", flag, found, wanted);
+  return Error(absl::StatusCode::kInvalidArgument, "{} '{}': {} wanted", flag, OneLine(found),
+               wanted);
 }
 
 absl::Status ReadInteger(std::string_view flag, const std::string& text, int least, int most,

@@ -10,6 +10,8 @@
 
 namespace outlast {
 
+// Control characters as in a C text, so that a message stays one line.
+std::string OneLine(std::string_view text);
 absl::Status RefuseValue(std::string_view flag, std::string_view found, std::string_view wanted);
 // An empty text leaves `value` as it is.
 absl::Status ReadInteger(std::string_view flag, const std::string& text, int least, int most,

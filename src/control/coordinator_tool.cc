@@ -10,6 +10,7 @@
 #include <ostream>
 
 #include "base/error.h"
+#include "base/flag_rules.h"
 #include "base/flag_values.h"
 #include "base/socket.h"
 #include "control/coordinator_host.h"
@@ -236,15 +237,24 @@ int RunCoordinatorTool(const std::vector<std::string>& arguments, std::ostream& 
   CLI::App app("Leads a job of several nodes, as a process of its own.", "outlast coordinator");
   Arguments raw;
   Declare(app, raw);
+  const auto refuse = [&](std::string_view why) {
+    err << "outlast: coordinator: " << why << '\n';
+    return refused;
+  };
+  absl::Status given = RefuseCutValues(app, arguments);
+  if (!given.ok()) return refuse(MessageOf(given));
   try {
     app.parse(std::vector<std::string>(arguments.rbegin(), arguments.rend()));
   } catch (const CLI::CallForHelp&) {
     out << app.help();
     return 0;
   } catch (const CLI::ParseError& error) {
-    err << "outlast: coordinator: " << error.what() << ": see outlast coordinator --help\n";
-    return refused;
+    given = RefuseRepeatedFlags(app);
+    if (!given.ok()) return refuse(MessageOf(given));
+    return refuse(std::string(error.what()) + ": see outlast coordinator --help");
   }
+  given = RefuseEmptyValues(app);
+  if (!given.ok()) return refuse(MessageOf(given));
   absl::StatusOr<int> code = refused;
   if (const absl::Status fits = Complete(raw); fits.ok()) {
     code = raw.etcd.empty() ? Serve(std::move(raw.host), out, err)

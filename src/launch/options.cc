@@ -12,6 +12,7 @@
 #include <utility>
 
 #include "base/error.h"
+#include "base/flag_rules.h"
 #include "base/flag_values.h"
 #include "launch/machine.h"
 #include "run/pod.h"
@@ -234,29 +235,6 @@ absl::Status Interpret(const RawOptions& raw, LaunchOptions& options) {
   return absl::OkStatus();
 }
 
-// A value that was given but is empty must not pass for one that was left out.
-absl::Status RefuseEmptyValues(CLI::App& app) {
-  for (const CLI::Option* option : app.get_options()) {
-    if (option->get_expected_min() == 0) continue;
-    for (const std::string& value : option->results()) {
-      if (value.empty()) return RefuseValue(option->get_name(), "", "a value");
-    }
-  }
-  return absl::OkStatus();
-}
-
-// CLI11 takes the next argument for the value of "--flag=".
-absl::Status RefuseCutValues(CLI::App& app, const std::vector<std::string>& flags) {
-  for (const std::string& flag : flags) {
-    if (!flag.starts_with("--") || !flag.ends_with('=')) continue;
-    const std::string name = flag.substr(0, flag.size() - 1);
-    const CLI::Option* option = app.get_option_no_throw(name);
-    if (option != nullptr && option->get_expected_min() > 0)
-      return RefuseValue(name, "", "a value");
-  }
-  return absl::OkStatus();
-}
-
 absl::Status UnknownFlag(const CLI::App& app) {
   const std::vector<std::string> extras = app.remaining();
   return Error(absl::StatusCode::kInvalidArgument, "unknown flag '{}': see outlast run --help",
@@ -326,6 +304,7 @@ absl::StatusOr<LaunchOptions> ParseLaunchOptions(const std::vector<std::string>&
     return Error(absl::StatusCode::kInvalidArgument,
                  "-n is missing: the number of workers wanted, such as -n 4");
   } catch (const CLI::ParseError& error) {
+    OUTLAST_RETURN_IF_ERROR(RefuseRepeatedFlags(app));
     return Error(absl::StatusCode::kInvalidArgument, "{}", error.what());
   }
   OUTLAST_RETURN_IF_ERROR(RefuseEmptyValues(app));

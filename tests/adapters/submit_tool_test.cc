@@ -4,9 +4,11 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cstdlib>
 #include <filesystem>
 #include <fstream>
+#include <nlohmann/json.hpp>
 #include <sstream>
 #include <string>
 #include <vector>
@@ -109,6 +111,15 @@ TEST_F(SubmitTool, ShowsTheScriptAndSendsNothing) {
   EXPECT_EQ(Calls(), "");
 }
 
+TEST_F(SubmitTool, ShowsTheScriptAsJsonToo) {
+  EXPECT_EQ(Submit({"--dry", "--json"}), 0) << err_.str();
+  const auto json = nlohmann::json::parse(out_.str());
+  EXPECT_EQ(json["job"], "j");
+  EXPECT_EQ(json["key"], "k");
+  EXPECT_EQ(json["options"][0], "--job-name=j");
+  EXPECT_THAT(json["script"].get<std::string>(), HasSubstr("#SBATCH --job-name=j\n"));
+}
+
 TEST_F(SubmitTool, TellsTheCoordinatorTheTermsThatTheAgentsAreGiven) {
   EXPECT_EQ(Submit({"--dry", "--run=--bind=numa", "--run=--no-retry=7,9",
                     "--run=--early-exit-grace", "--run=60"}),
@@ -124,10 +135,15 @@ TEST_F(SubmitTool, RefusesBeforeAnythingWaitsInTheQueue) {
       {{"--run=--grace=9"}, "--run '--grace=9': --notice wanted"},
       {{"--notice", "5"}, "--notice '5': a whole number from 20 to 65535 wanted"},
       {{"--port", "0"}, "--port '0'"},
+      {{"--partition="}, "--partition '': a value wanted"},
+      {{"--partition", ""}, "--partition '': a value wanted"},
+      {{"--key", "z"}, "--key 'k', 'z': given 2 times, once wanted"},
+      {{"--tool", "t", "--run=--job=x\ny"}, "--job 'j', 'x\\ny': given 2 times, once wanted"},
       {{"--nonsense"}, "--nonsense"}};
   for (const auto& [flags, why] : cases) {
     EXPECT_EQ(Submit(flags), 85);
     EXPECT_THAT(err_.str(), HasSubstr(why));
+    EXPECT_EQ(std::count(err_.str().begin(), err_.str().end(), '\n'), 1) << err_.str();
   }
 }
 

@@ -111,6 +111,15 @@ TEST(ParseLaunchOptions, NamesWhatItRefusesAndWhatItWants) {
   EXPECT_THAT(RefusalOf({"-n", "2", "--grace"}), HasSubstr("--grace"));
 }
 
+TEST(ParseLaunchOptions, NamesAFlagThatIsGivenTwiceAndBothValues) {
+  std::string help;
+  const auto refused =
+      ParseLaunchOptions({"-n", "1", "--grace", "5", "--grace=6\n", "--", "true"}, &help);
+  EXPECT_EQ(MessageOf(refused.status()), "--grace '5', '6\\n': given 2 times, once wanted");
+  EXPECT_TRUE(
+      ParseLaunchOptions({"-n", "1", "--probe", "a", "--probe", "b", "--", "true"}, &help).ok());
+}
+
 TEST(ParseLaunchOptions, HelpsWithAnExample) {
   std::string help;
   ASSERT_TRUE(ParseLaunchOptions({"--help"}, &help).ok());
