@@ -89,11 +89,21 @@ absl::Status CheckWholeTensors(const std::string& path, const SafetensorsFile& f
   return absl::OkStatus();
 }
 
+// What is said of the file that was opened, which may lie behind a link, under the name that people
+// know.
+absl::Status OfFile(const absl::Status& status, const std::string& resolved,
+                    const std::string& path) {
+  std::string text(MessageOf(status));
+  const size_t at = text.find(resolved);
+  if (at == std::string::npos) return Annotate(status, path);
+  return MakeStatus(status.code(), text.replace(at, resolved.size(), path));
+}
+
 // Adds the file's tensors and aliases.
 absl::Status AddFile(const std::string& path, HuggingFaceFiles& files,
                      std::map<std::string, std::string>& aliases) {
   auto file = ReadSafetensors(Resolved(path));
-  if (!file.ok()) return Annotate(file.status(), path);
+  if (!file.ok()) return OfFile(file.status(), Resolved(path), path);
   OUTLAST_RETURN_IF_ERROR(CheckWholeTensors(path, *file));
   std::set<std::string_view> names;
   for (const SafetensorsTensor& tensor : file->tensors) names.insert(tensor.key);

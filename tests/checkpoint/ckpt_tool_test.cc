@@ -257,7 +257,9 @@ TEST_F(CkptToolTest, ImportOfDamagedFilesExitsOne) {
   WriteFileText(folder_ / "in/model.safetensors", "short");
   const Answer answer = Tool({"import", folder_ / "in", folder_ / "new", "--step", "1"});
   EXPECT_EQ(answer.code, 1);
-  EXPECT_THAT(answer.err, HasSubstr("in/model.safetensors"));
+  const std::string name = "in/model.safetensors";
+  EXPECT_THAT(answer.err, HasSubstr(name));
+  EXPECT_EQ(answer.err.find(name), answer.err.rfind(name)) << answer.err;
   EXPECT_FALSE(Exists(folder_ / "new").value());
 }
 
