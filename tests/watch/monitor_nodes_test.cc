@@ -16,6 +16,7 @@
 #include "outlast/watch/watchdog.h"
 #include "testing/local_cluster.h"
 #include "tests/support/temp_folder.h"
+#include "tests/watch/no_stacks.h"
 #include "watch/monitor.h"
 
 namespace outlast {
@@ -28,18 +29,6 @@ using testing::LocalClusterOptions;
 using testing::LocalNodeResult;
 using ::testing::SizeIs;
 using testing::TimeFactor;
-
-class NoStacks final : public WorkerHost {
- public:
-  void Spawn(SpawnRequest) override {}
-  void Kill(const KillWorker&) override {}
-  void Forward(const ForwardSignal&) override {}
-  void CaptureStacks(const outlast::CaptureStacks&, std::function<void()> done) override { done(); }
-  void OnFault(const RecordFault&) override {}
-  void OnCommit(const CommitGeneration&) override {}
-  void OnEnter(int, uint64_t) override {}
-  void OnFinish(const FinishJob&) override {}
-};
 
 WatchdogOptions Quick(WatchMode mode) {
   return {.mode = mode,
@@ -56,7 +45,7 @@ class WatchedCluster {
     options_.timeout = absl::Seconds(60) * TimeFactor();
     options_.prepare = [this](Keeper& keeper, int node) {
       monitors_[node] = std::make_unique<Monitor>(
-          keeper, host_,
+          keeper, hosts_[static_cast<size_t>(node)],
           MonitorListener{.on_finding = [this, node](const Verdict& verdict, const std::string&) {
             findings_[node].push_back(verdict);
           }});
@@ -75,7 +64,7 @@ class WatchedCluster {
 
  private:
   LocalClusterOptions options_;
-  NoStacks host_;
+  std::array<NoStacks, 2> hosts_;  // each on its node's thread
   std::map<int, std::unique_ptr<Monitor>> monitors_;
   std::map<int, std::vector<Verdict>> findings_;
 };

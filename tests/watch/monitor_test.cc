@@ -14,29 +14,12 @@
 #include "outlast/testing/local_world.h"
 #include "outlast/watch/watchdog.h"
 #include "tests/support/temp_folder.h"
+#include "tests/watch/no_stacks.h"
 
 namespace outlast {
 namespace {
 
 using ::testing::SizeIs;
-
-// Stacks come at once and say nothing.
-class NoStacks final : public WorkerHost {
- public:
-  void Spawn(SpawnRequest) override {}
-  void Kill(const KillWorker&) override {}
-  void Forward(const ForwardSignal&) override {}
-  void CaptureStacks(const outlast::CaptureStacks& request, std::function<void()> done) override {
-    asked.push_back(request.slots);
-    done();
-  }
-  void OnFault(const RecordFault&) override {}
-  void OnCommit(const CommitGeneration&) override {}
-  void OnEnter(int, uint64_t) override {}
-  void OnFinish(const FinishJob&) override {}
-
-  std::vector<std::vector<int>> asked;
-};
 
 WatchdogOptions Quick(WatchMode mode) {
   return {.mode = mode,
