@@ -399,7 +399,7 @@ absl::Status Checkpointer::Impl::MakeSnapshotter(const Message& answer, const St
         .Notify(MessageKind::kSealed, generation, payload)
         .IgnoreError();  // a lost keeper ends this process anyway
   };
-  options.on_wanted_lost = [this](int64_t step, uint64_t generation) {
+  options.on_wanted_skipped = [this](int64_t step, uint64_t generation) {
     TellSkipped(step, generation);
   };
   options.on_memory_sealed = [this](uint64_t generation) {
@@ -748,6 +748,8 @@ absl::Status Checkpointer::Impl::Snapshot(int64_t step, const StateView& state,
   request.generation = run_.generation();
   request.update_stamp = updates_;
   request.want = want;
+  // Of several nodes the agents agree on what is saved.
+  request.may_be_left_out = want == Snapshotter::Want::kDisk && !must && !table_->is_led();
   request.mode =
       updates_are_announced_ && !must ? Snapshotter::Mode::kLazy : Snapshotter::Mode::kEager;
   updates_are_announced_ = false;

@@ -155,14 +155,18 @@ void SaveService::OnSkipped(int slot, const Message& message) {
   PayloadReader reader(message.payload);
   const auto step = reader.Int<int64_t>();
   if (!reader.ok() || (message.generation != generation_ && generation_ != 0)) return;
+  constexpr char kWhy[] =
+      "a rank had no buffer for it while the former save is written, or was past it already";
   DropPassed(static_cast<size_t>(slot), step);
   if (!nodes_ && table_ != nullptr && table_->wanted_step() == step)
     table_->SetWantedStep(kNoStep);  // soon a later one is
   if (const auto found = collecting_.find(step); found != collecting_.end()) {
-    DropCollecting(found, "a rank had no free buffer, or was past it when it was asked for");
+    DropCollecting(found, kWhy);
     return;
   }
-  if (skipped_.insert(step).second) ++dropped_;
+  ++dropped_;
+  if (skipped_.insert(step).second && !nodes_)
+    options_.observer.on_note(fmt::format("save of step {} dropped: {}", step, kWhy));
   if (nodes_) nodes_->OnSkippedHere(step);
 }
 

@@ -76,6 +76,12 @@ void Snapshotter::SetHeld(int buffer, int64_t step) {
   table_.Write(static_cast<int>(options_.rank), held_);
 }
 
+bool Snapshotter::is_being_saved() const {
+  return std::any_of(buffers_.begin(), buffers_.end(), [](const Buffer& buffer) {
+    return (buffer.control().Read().pins & static_cast<uint32_t>(BufferPin::kPersist)) != 0;
+  });
+}
+
 // The buffer to fill, in state FILLING. The row forgets what it held first: a peer must not count
 // on a step that is going.
 std::optional<int> Snapshotter::PickFree(uint32_t* turn) {
@@ -258,7 +264,13 @@ void Snapshotter::Complete() {
     sealed = buffer.Seal(running.turn, info).ok();
   }
   if (sealed) {
-    const bool wanted = running.request.want != Want::kMemory;
+    bool wanted = running.request.want != Want::kMemory;
+    // The save would be dropped, for the former one is still being written; and where nobody is
+    // left to drop it (an agent that is dying), a second pin would end memory's snapshots.
+    if (wanted && running.request.may_be_left_out && is_being_saved()) {
+      wanted = false;
+      options_.on_wanted_skipped(running.request.step, running.request.generation);
+    }
     // Pinned before the row shows it: from here on nobody overwrites it before the keeper has seen
     // it.
     if (wanted) buffer.control().TryPin(BufferPin::kPersist, running.turn);
@@ -271,7 +283,7 @@ void Snapshotter::Complete() {
       options_.on_memory_sealed(running.request.generation);
     }
   } else {
-    TellIfWantedIsLost();
+    TellSkippedIfWanted();
   }
   MutexLock lock(mutex_);
   active_ = false;
@@ -311,12 +323,12 @@ void Snapshotter::GiveUp() {
     active_ = false;
     succeeded_ = false;
   }
-  TellIfWantedIsLost();
+  TellSkippedIfWanted();
 }
 
-void Snapshotter::TellIfWantedIsLost() const {
+void Snapshotter::TellSkippedIfWanted() const {
   const Request& request = running_.request;
-  if (request.want != Want::kMemory) options_.on_wanted_lost(request.step, request.generation);
+  if (request.want != Want::kMemory) options_.on_wanted_skipped(request.step, request.generation);
 }
 
 absl::Status Snapshotter::Restore(int index, uint32_t turn, const StateView& state, Belief belief) {

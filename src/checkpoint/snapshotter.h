@@ -46,10 +46,10 @@ class Snapshotter {
     // A snapshot that the disk wants was sealed and pinned. On the thread that finished it.
     std::function<void(int64_t step, uint64_t generation, int buffer, uint32_t turn, bool last)>
         on_wanted_sealed;
-    // One that the disk wants has ended unsealed: each that began ends in one of these two. On
-    // either thread.
-    std::function<void(int64_t step, uint64_t generation)> on_wanted_lost = [](int64_t, uint64_t) {
-    };
+    // One that the disk wants is none for it: it has ended unsealed, or only memory gets it
+    // (Request::may_be_left_out). Each that began ends in one of these two. On either thread.
+    std::function<void(int64_t step, uint64_t generation)> on_wanted_skipped = [](int64_t,
+                                                                                  uint64_t) {};
     // One for memory alone was. On the same thread.
     std::function<void(uint64_t generation)> on_memory_sealed = [](uint64_t) {};
   };
@@ -68,6 +68,8 @@ class Snapshotter {
     uint64_t update_stamp = 0;
     Want want = Want::kMemory;
     Mode mode = Mode::kLazy;
+    // kDisk: only memory gets it while a former one is on its way to the disk.
+    bool may_be_left_out = false;
   };
   // Begins a snapshot (kEager: and ends it). False: no buffer is free. The running one must have
   // been finished or given up.
@@ -138,7 +140,9 @@ class Snapshotter {
   void CopyChunks();
   uint32_t CopyChunk(const Running& running, uint32_t chunk);
   void Complete();
-  void TellIfWantedIsLost() const;
+  void TellSkippedIfWanted() const;
+  // A snapshot that was sealed for the disk is not there yet.
+  bool is_being_saved() const;
   std::optional<int> PickFree(uint32_t* turn);
   absl::StatusOr<uint32_t> PutExtras(const Extras& extras, Buffer& buffer);
   void SetHeld(int buffer, int64_t step);

@@ -43,7 +43,7 @@ class Rank {
     options.on_wanted_sealed = [this](int64_t step, uint64_t, int, uint32_t, bool) {
       wanted.push_back(step);
     };
-    options.on_wanted_lost = [this](int64_t step, uint64_t) { lost.push_back(step); };
+    options.on_wanted_skipped = [this](int64_t step, uint64_t) { skipped.push_back(step); };
     snapshotter_ =
         Snapshotter::Make(std::move(options), table_, std::move(mine), assignment_, State())
             .value();
@@ -72,7 +72,7 @@ class Rank {
   }
   bool Begin(int64_t step, Snapshotter::Mode mode = Snapshotter::Mode::kLazy,
              Snapshotter::Want want = Snapshotter::Want::kMemory) {
-    return snapshotter_->Begin({step, 1, 0, want, mode}, State()).value();
+    return snapshotter_->Begin({step, 1, 0, want, mode, false}, State()).value();
   }
   // The buffer that holds `step`; -1: none.
   int BufferOf(int64_t step) const {
@@ -91,7 +91,7 @@ class Rank {
   std::vector<float> big_, small_;
   Extras extras;
   std::atomic<bool> aborted{false};
-  std::vector<int64_t> wanted, lost;
+  std::vector<int64_t> wanted, skipped;
   Id128 job_ = Id128::Random(), run_ = Id128::Random();
   SealTable table_;
   Assignment assignment_;
@@ -176,6 +176,28 @@ TEST(Snapshot, SkipsWhileAPersistPinsOneOfTwo) {
   const Buffer& pinned = rank.buffers_[static_cast<size_t>(rank.BufferOf(1))];
   ASSERT_TRUE(pinned.control().Unpin(BufferPin::kPersist, pinned.control().Read().turn));
   EXPECT_TRUE(rank.Begin(3, Snapshotter::Mode::kEager));
+}
+
+// Who would drop that save may be gone; memory's snapshots go on.
+TEST(Snapshot, OneForTheDiskIsForMemoryAloneWhileAFormerOneIsBeingSaved) {
+  Rank rank(0, 1, 3);
+  for (int64_t step = 1; step <= 6; ++step) {
+    ASSERT_TRUE(rank.snapshotter_
+                    ->Begin({.step = step,
+                             .generation = 1,
+                             .want = Snapshotter::Want::kDisk,
+                             .mode = Snapshotter::Mode::kEager,
+                             .may_be_left_out = step > 1},
+                            rank.State())
+                    .value());
+  }
+  EXPECT_EQ(rank.wanted, std::vector<int64_t>{1});
+  EXPECT_EQ(rank.skipped, (std::vector<int64_t>{2, 3, 4, 5, 6}));
+  EXPECT_NE(rank.BufferOf(1), -1);
+  EXPECT_NE(rank.BufferOf(6), -1);
+  // A last one is never left out.
+  ASSERT_TRUE(rank.Begin(7, Snapshotter::Mode::kEager, Snapshotter::Want::kDiskLast));
+  EXPECT_EQ(rank.wanted, (std::vector<int64_t>{1, 7}));
 }
 
 TEST(Snapshot, RestoreFindsADamagedChunk) {
@@ -273,12 +295,12 @@ TEST(Snapshot, AGivenUpOneLeavesAFreeBuffer) {
 }
 
 // The keeper waits for a step that it wants until it hears of it, one way or the other.
-TEST(Snapshot, OneThatTheDiskWantsEndsSealedOrIsToldAsLost) {
+TEST(Snapshot, OneThatTheDiskWantsEndsSealedOrIsToldAsSkipped) {
   Rank rank;
   std::vector<int64_t> begun;
   for (int64_t step = 1; step <= 40; ++step) {
     rank.aborted = step % 4 == 0;
-    const int64_t told_of_others = static_cast<int64_t>(rank.wanted.size() + rank.lost.size());
+    const int64_t told_of_others = static_cast<int64_t>(rank.wanted.size() + rank.skipped.size());
     ASSERT_TRUE(rank.Begin(step, Snapshotter::Mode::kLazy,
                            step % 5 == 0 ? Snapshotter::Want::kMemory : Snapshotter::Want::kDisk));
     if (step % 2 == 0) {
@@ -287,17 +309,17 @@ TEST(Snapshot, OneThatTheDiskWantsEndsSealedOrIsToldAsLost) {
       ASSERT_TRUE(rank.snapshotter_->Finish());
     }
     rank.snapshotter_->GiveUp();  // again: there is nothing to be given up
-    const int64_t told = static_cast<int64_t>(rank.wanted.size() + rank.lost.size());
+    const int64_t told = static_cast<int64_t>(rank.wanted.size() + rank.skipped.size());
     ASSERT_EQ(told - told_of_others, step % 5 == 0 ? 0 : 1) << step;
     if (const int buffer = rank.BufferOf(step); buffer >= 0 && step % 5 != 0) {
       EXPECT_EQ(rank.wanted.back(), step);
       BufferControl control = rank.buffers_[static_cast<size_t>(buffer)].control();
       control.Unpin(BufferPin::kPersist, control.Read().turn);
     } else if (step % 5 != 0) {
-      EXPECT_EQ(rank.lost.back(), step);
+      EXPECT_EQ(rank.skipped.back(), step);
     }
   }
-  EXPECT_THAT(rank.lost, ::testing::IsSupersetOf({4, 8, 12, 16})) << "aborted ones";
+  EXPECT_THAT(rank.skipped, ::testing::IsSupersetOf({4, 8, 12, 16})) << "aborted ones";
   EXPECT_THAT(rank.wanted, ::testing::IsSupersetOf({1, 3, 7, 9}));
 }
 
