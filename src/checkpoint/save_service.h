@@ -188,6 +188,7 @@ class SaveService final : public KeeperExtension {
   void KeepBuffers();
   void KeepLast();
   absl::Status TakeBuffers(Kept& kept);
+  void GoOnUploading(bool is_in_reach);
   absl::Status LookForNewestOfThisRun();
 
   void OnOpenRoot(int slot, Message& message);

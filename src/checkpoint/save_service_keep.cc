@@ -84,10 +84,21 @@ absl::Status SaveService::GoOn(Kept& kept) {
   if (!opened.ok())
     return Annotate(opened.status(), fmt::format("checkpoint root '{}'", checkpointer_.uri));
   (*opened)->resume = resume;
+  const bool is_in_reach = (*opened)->remote_error.ok();
   OUTLAST_RETURN_IF_ERROR(Adopt(*std::move(opened)));
   OUTLAST_RETURN_IF_ERROR(LookForNewestOfThisRun());
   KeepLast();
+  GoOnUploading(is_in_reach);
   return TakeBuffers(kept);
+}
+
+// The former agent may have been killed in the middle of an upload, or before it, and it may be
+// that nothing newer is ever committed.
+void SaveService::GoOnUploading(bool is_in_reach) {
+  if (!tier_ || !parent_ || !committed_here_) return;
+  std::string note;  // what is out of reach was told already
+  if (is_in_reach) tier_->View(&note).status().IgnoreError();
+  tier_->OnRestored(durable_step_, *parent_);
 }
 
 // The former agent may have committed a step and been killed before it could say so, and one that

@@ -244,9 +244,11 @@ void Job::LookAtDeadlines() {
       stuck.push_back(static_cast<int>(i));
   }
   if (!stuck.empty()) Emit(CaptureStacks{stuck, "not back in time for the next generation"});
+  const std::vector<int> late = LateForAdoption();
   for (size_t i = 0; i < slots_.size(); ++i) {
     if (slots_[i].due <= now_) SlotIsDue(static_cast<int>(i));
   }
+  if (!late.empty()) BlameLateForAdoption(late);
 }
 
 void Job::SlotIsDue(int index) {

@@ -1,6 +1,10 @@
 // A job whose agent was killed, and how the next one goes on with it.
+#include <fmt/format.h>
+
 #include <algorithm>
+#include <string>
 #include <utility>
+#include <vector>
 
 #include "outlast/elastic/job.h"
 
@@ -93,6 +97,30 @@ void Job::GoOn() {
   phase_ = JobPhase::kReforming;
   Abort("its agent was killed, and another one has taken its place");
   for (Slot& slot : slots_) GoOnWith(slot);
+}
+
+std::vector<int> Job::LateForAdoption() const {
+  std::vector<int> late;
+  for (size_t i = 0; i < slots_.size(); ++i) {
+    const Slot& slot = slots_[i];
+    if (slot.state == State::kUnwinding && slot.adopted && slot.due <= now_)
+      late.push_back(static_cast<int>(i));
+  }
+  return late;
+}
+
+// Whoever does not unwind after a peer's fault fails after a peer. Here nobody else has failed:
+// most likely it hung already, and the agent was killed before the watch could say so. Several may
+// wait for one of them in what they cannot leave: that is one fault.
+void Job::BlameLateForAdoption(const std::vector<int>& late) {
+  std::string who = fmt::format("rank {}", late.front());
+  for (size_t i = 1; i < late.size(); ++i) who += fmt::format(", rank {}", late[i]);
+  FaultRecord fault = MakeRecord(FaultClass::kHang, late.front(), {}, "late for adoption", 0);
+  fault.found_by = kFoundByAdoption;
+  fault.detail =
+      fmt::format("{}: not back {} after another agent took over: hung since then or before", who,
+                  absl::FormatDuration(options_.soft_abort));
+  Charge(late.front(), fault);
 }
 
 void Job::GoOnWith(Slot& slot) {

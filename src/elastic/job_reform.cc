@@ -70,6 +70,10 @@ FaultRecord Job::MakeRecord(FaultClass fault_class, int index, const ProcessEnd&
 
 void Job::Fault(int index, FaultRecord fault) {
   fault.victim = phase_ == JobPhase::kReforming && slots_[index].born <= generation_;
+  Charge(index, fault);
+}
+
+void Job::Charge(int index, const FaultRecord& fault) {
   faults_.push_back(fault);
   if (!fault.victim) history_.Add(fault);
   const bool as_crash = CountsAsCrash(fault.fault_class);

@@ -9,8 +9,10 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <csignal>
 #include <cstddef>
 #include <cstring>
+#include <filesystem>
 #include <nlohmann/json.hpp>
 #include <utility>
 
@@ -106,13 +108,27 @@ absl::StatusOr<std::string> ReadWhole(const std::string& path) {
   return text;
 }
 
-// The job that has the place now. none: nobody, or what is there says nothing.
-std::optional<GuardianFile> LivingAt(const std::string& path) {
+// A file of any version has these fields.
+bool ReadGuardian(const ordered_json& json, GuardianFile& file) {
+  return ReadNumber(json, "pid", file.pid) && ReadNumber(json, "start_ticks", file.start_ticks) &&
+         Read(json, "boot_id", file.boot_id) && file.pid > 0;
+}
+
+// The job that has the place now. none: nobody, or what is there says nothing. kUnimplemented: one
+// of another version of the program.
+absl::StatusOr<std::optional<GuardianFile>> LivingAt(const std::string& path) {
   const auto text = ReadWhole(path);
-  if (!text.ok()) return std::nullopt;
+  if (!text.ok()) return std::optional<GuardianFile>();
   auto file = ParseGuardianFile(*text);
-  if (!file.ok() || !IsAlive(*file)) return std::nullopt;
-  return *std::move(file);
+  if (file.ok() && IsAlive(*file)) return std::optional(*std::move(file));
+  if (!absl::IsUnimplemented(file.status())) return std::optional<GuardianFile>();
+  GuardianFile other;
+  const bool is_known = ReadGuardian(ordered_json::parse(*text, nullptr, false), other);
+  if (is_known && !IsAlive(other)) return std::optional<GuardianFile>();
+  return Error(absl::StatusCode::kUnimplemented,
+               "{}: {}: a job lives there that another version of outlast has begun; adopt it with "
+               "that one, end it by kill {}, or choose another --run-dir or --job",
+               path, MessageOf(file.status()), other.pid);
 }
 
 absl::StatusOr<Channel> Connect(const GuardianFile& file) {
@@ -172,12 +188,10 @@ absl::StatusOr<GuardianFile> ParseGuardianFile(std::string_view text) {
     return Error(absl::StatusCode::kUnimplemented, "guardian's file of version {}: {} wanted",
                  version, kVersion);
   GuardianFile file;
-  const bool is_whole =
-      Read(json, "run_id", file.run_id) && Read(json, "run_dir", file.run_dir) &&
-      ReadNumber(json, "pid", file.pid) && ReadNumber(json, "start_ticks", file.start_ticks) &&
-      Read(json, "boot_id", file.boot_id) && Read(json, "socket", file.socket) &&
-      ReadNumber(json, "world", file.world) && Read(json, "flags", file.flags) &&
-      Read(json, "command", file.command) && file.pid > 0 && Id128::FromHex(file.run_id).ok();
+  const bool is_whole = Read(json, "run_id", file.run_id) && Read(json, "run_dir", file.run_dir) &&
+                        ReadGuardian(json, file) && Read(json, "socket", file.socket) &&
+                        ReadNumber(json, "world", file.world) && Read(json, "flags", file.flags) &&
+                        Read(json, "command", file.command) && Id128::FromHex(file.run_id).ok();
   if (!is_whole) return Error(absl::StatusCode::kDataLoss, "guardian's file: a field is missing");
   return file;
 }
@@ -206,7 +220,8 @@ absl::Status WriteGuardianFile(const LaunchOptions& options, const GuardianFile&
   // Two that begin at once take turns; a file system without locks leaves the race to them.
   const UniqueFd folder(open(options.run_dir.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
   (void)flock(folder.get(), LOCK_EX);
-  if (const auto other = LivingAt(path); other.has_value())
+  OUTLAST_ASSIGN_OR_RETURN(const auto other, LivingAt(path));
+  if (other.has_value())
     return Error(absl::StatusCode::kAlreadyExists,
                  "{}: run {} has just begun there; another --run-dir or --job wanted", path,
                  other->run_id);
@@ -227,7 +242,7 @@ absl::Status WriteGuardianFile(const LaunchOptions& options, const GuardianFile&
 
 absl::StatusOr<std::optional<FoundJob>> FindJob(const LaunchOptions& options) {
   const std::string path = GuardianFilePath(options);
-  std::optional<GuardianFile> file = LivingAt(path);
+  OUTLAST_ASSIGN_OR_RETURN(std::optional<GuardianFile> file, LivingAt(path));
   if (!file.has_value()) return std::optional<FoundJob>();
   auto process = OpenPidFd(file->pid);
   if (!process.ok() || !IsAlive(*file)) return std::optional<FoundJob>();  // just ended
@@ -242,7 +257,13 @@ absl::StatusOr<std::optional<FoundJob>> FindJob(const LaunchOptions& options) {
   const auto adopt = [&]() -> absl::StatusOr<Guardian::Adoption> {
     OUTLAST_ASSIGN_OR_RETURN(Channel channel, Connect(*file));
     OUTLAST_ASSIGN_OR_RETURN(UniqueFd own, Duplicate(process->get()));
-    return Guardian::Adopt(file->pid, std::move(own), std::move(channel), file->run_id);
+    // From here on it is ours to stop the workers: a signal waits until the agent looks for it.
+    const sigset_t wanted = AgentSignals();
+    sigset_t before;
+    sigprocmask(SIG_BLOCK, &wanted, &before);
+    auto adopted = Guardian::Adopt(file->pid, std::move(own), std::move(channel), file->run_id);
+    if (!adopted.ok()) sigprocmask(SIG_SETMASK, &before, nullptr);
+    return adopted;
   };
   auto adoption = adopt();
   if (adoption.ok()) return FoundJob{*std::move(file), *std::move(adoption)};
@@ -250,6 +271,18 @@ absl::StatusOr<std::optional<FoundJob>> FindJob(const LaunchOptions& options) {
   const bool may_be_ending = absl::IsUnavailable(adoption.status());
   if (may_be_ending && HasEnded(process->get())) return std::optional<FoundJob>();
   return Annotate(adoption.status(), what);
+}
+
+std::optional<GuardianFile> GuardianOf(const std::string& run_dir, const std::string& run_id) {
+  std::error_code unknown;  // then there are no files
+  for (const auto& entry :
+       std::filesystem::directory_iterator(std::filesystem::path(run_dir).parent_path(), unknown)) {
+    const std::string name = entry.path().filename();
+    if (!name.starts_with("guardian-") || !name.ends_with(".json")) continue;
+    auto file = LivingAt(entry.path());
+    if (file.ok() && file->has_value() && (*file)->run_id == run_id) return **std::move(file);
+  }
+  return std::nullopt;
 }
 
 std::string SocketOf(std::string_view run_id) { return fmt::format("outlast-guardian-{}", run_id); }

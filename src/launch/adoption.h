@@ -55,7 +55,8 @@ bool IsAlive(const GuardianFile& file);
 // What differs between the command line that started the job and this one; empty: nothing.
 std::string WhatDiffers(const GuardianFile& file, const LaunchOptions& options);
 
-// The file of a job that starts. kAlreadyExists: another one, whose guardian lives, has the place.
+// The file of a job that starts. kAlreadyExists: another one, whose guardian lives, has the place;
+// kUnimplemented: one of another version.
 absl::Status WriteGuardianFile(const LaunchOptions& options, const GuardianFile& file);
 
 struct FoundJob {
@@ -63,9 +64,15 @@ struct FoundJob {
   Guardian::Adoption adoption;
 };
 // The job of these options whose agent is gone. none: there is none, and nobody stands in the way.
-// kFailedPrecondition: its agent lives, or this command line is not its own. kUnavailable: its
-// guardian does not answer; it may just be ending.
+// kFailedPrecondition: its agent lives, or this command line is not its own. kUnimplemented:
+// another version of the program has begun it. kUnavailable: its guardian does not answer; it may
+// just be ending. Call it while the process has one thread: with a job AgentSignals() are blocked
+// from then on, for whoever sends one means the job.
 absl::StatusOr<std::optional<FoundJob>> FindJob(const LaunchOptions& options);
+
+// What `outlast status` shows of a run whose agent is gone: the guardian that keeps its workers for
+// another one. none: nobody does.
+std::optional<GuardianFile> GuardianOf(const std::string& run_dir, const std::string& run_id);
 
 // The guardian's side. An abstract socket that has no file.
 std::string SocketOf(std::string_view run_id);

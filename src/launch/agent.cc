@@ -141,6 +141,9 @@ class Agent final : public WorkerHost, private Vault {
   int SlotOf(int rank) const;
   // The slot's process, unless it is another by now.
   Worker* Find(int slot, uint64_t incarnation);
+  std::string StacksFolder(int capture) const {
+    return fmt::format("{}/stacks/{}", run_dir_.path(), capture);
+  }
   void NoteRun();
   void Rescue();
   void LoseControl();
@@ -220,6 +223,8 @@ absl::Status Agent::SetUp() {
 
 absl::Status Agent::StartKeeper() {
   if (estate_ == nullptr) return keeper_->Start();
+  // The former agent's is warm, and who died meanwhile may be a fork of it at once.
+  StartTemplate();
   const std::unique_ptr<Estate> estate = std::move(estate_);
   OUTLAST_RETURN_IF_ERROR(services_->GoOn(estate->kept));
   return keeper_->GoOn(estate->kept);
@@ -265,6 +270,7 @@ absl::Status Agent::LetOthersFindUs() {
 // was ordered in the moment of the kill, and never was.
 void Agent::AdoptWorkers() {
   generation_ = estate_->memo.generation;
+  while (access(StacksFolder(stack_captures_ + 1).c_str(), F_OK) == 0) ++stack_captures_;
   int living = 0;
   for (int slot = 0; slot < static_cast<int>(estate_->memo.slots.size()); ++slot)
     living += AdoptWorker(slot);
@@ -452,13 +458,7 @@ void Agent::LoseControl() {
 // --- Signals ---
 
 absl::Status Agent::WatchSignals() {
-  sigset_t wanted;
-  sigemptyset(&wanted);
-  for (const int signal : {SIGTERM, SIGINT, SIGHUP, SIGUSR1, SIGUSR2, SIGQUIT}) {
-    struct sigaction before {};
-    sigaction(signal, nullptr, &before);
-    if (before.sa_handler != SIG_IGN) sigaddset(&wanted, signal);  // else nohup's promise holds
-  }
+  const sigset_t wanted = AgentSignals();
   if (sigprocmask(SIG_BLOCK, &wanted, nullptr) != 0) return ErrnoStatus(errno, "block signals");
   signals_ = UniqueFd(signalfd(-1, &wanted, SFD_CLOEXEC | SFD_NONBLOCK));
   if (!signals_.is_open()) return ErrnoStatus(errno, "make a signalfd");
@@ -494,7 +494,7 @@ void Agent::CaptureStacks(const outlast::CaptureStacks& request, std::function<v
     if (worker != workers_.end() && worker->second.pid > 0)
       targets.push_back({worker->second.rank, worker->second.pid});
   }
-  const std::string folder = fmt::format("{}/stacks/{}", run_dir_.path(), ++stack_captures_);
+  const std::string folder = StacksFolder(++stack_captures_);
   stacks_->Take(targets, folder, [this, folder, reason = request.reason, done = std::move(done)] {
     console_->Say(fmt::format("outlast: stacks ({}): {}", reason, folder));
     record_.StacksWritten(folder, reason);
@@ -686,9 +686,12 @@ void Agent::On(const TreeStuck& stuck) {
 
 // --- What the keeper tells ---
 
-void Agent::OnFault(const RecordFault& record) {
-  const FaultRecord& fault = record.fault;
+void Agent::OnFault(const RecordFault& given) {
+  RecordFault record = given;
+  FaultRecord& fault = record.fault;
   const int slot = SlotOf(fault.rank);
+  // The watch sleeps between generations, and saw nothing of the former agent's.
+  if (fault.found_by == kFoundByAdoption && slot >= 0) fault.detail += services_->WhereIs(slot);
   const auto worker = workers_.find(slot);
   record_.Faulted(record, worker == workers_.end()
                               ? ""

@@ -15,6 +15,7 @@
 #include "launch/guardian_wire.h"
 #include "launch/process.h"
 #include "outlast/base/clock.h"
+#include "run/wire.h"
 
 namespace outlast {
 
@@ -101,7 +102,7 @@ absl::StatusOr<Guardian::Adoption> Guardian::Adopt(pid_t pid, UniqueFd process, 
                                                    const std::string& run_id) {
   PayloadWriter order;
   order.Int(static_cast<uint8_t>(GuardianOrder::kAdopt)).Int<int32_t>(0).Int<uint64_t>(0);
-  order.Int(kGuardianVersion).Text(run_id);
+  order.Int(kGuardianVersion).Int(static_cast<uint32_t>(kWireVersion)).Text(run_id);
   OUTLAST_RETURN_IF_ERROR(channel.Send(order.bytes()));
   Adoption adoption;
   adoption.guardian.reset(new Guardian(pid, std::move(channel)));

@@ -157,7 +157,8 @@ class GuardianProcess {
   Channel candidate_;  // connected, and has not said yet what it wants
   pid_t candidate_pid_ = 0;
   int64_t candidate_due_ = 0;
-  int64_t adopt_due_ = 0;  // while there is no agent
+  int64_t adopt_due_ = 0;            // while there is no agent
+  bool is_template_untold_ = false;  // it became ready then
 };
 
 bool GuardianProcess::SetUp() {
@@ -263,6 +264,12 @@ void GuardianProcess::Meet() {
   candidate_due_ = MonotonicNanos() + kCandidateNanos;
 }
 
+std::string VersionText(std::string_view who, uint32_t own, uint32_t agent) {
+  return fmt::format(
+      "{} of version {}, the agent of version {}: the outlast that began the job wanted", who, own,
+      agent);
+}
+
 void GuardianProcess::Hear() {
   auto packet = candidate_.TryReceive();
   if (packet.status().code() == absl::StatusCode::kResourceExhausted) return;
@@ -275,12 +282,16 @@ void GuardianProcess::Hear() {
   order.Int<int32_t>();
   order.Int<uint64_t>();
   const auto version = order.Int<uint32_t>();
+  const auto workers_version = order.Int<uint32_t>();
   const std::string_view run_id = order.Text();
-  if (kind != GuardianOrder::kAdopt || !order.ok()) {
+  if (kind != GuardianOrder::kAdopt) {
     candidate_ = Channel();
-  } else if (version != kGuardianVersion) {
-    RefuseCandidate(fmt::format("it is of version {}, the agent of version {}: the same wanted",
-                                kGuardianVersion, version));
+  } else if (version != kGuardianVersion) {  // what follows may be of another form
+    RefuseCandidate(VersionText("it is", kGuardianVersion, version));
+  } else if (!order.ok()) {
+    candidate_ = Channel();
+  } else if (workers_version != kWireVersion) {
+    RefuseCandidate(VersionText("its workers are", kWireVersion, workers_version));
   } else if (run_id != command_.run_id) {
     RefuseCandidate(fmt::format("it guards run {}, not {}", command_.run_id, run_id));
   } else if (has_agent()) {
@@ -310,6 +321,8 @@ bool GuardianProcess::Welcome() {
   for (const auto& [slot, fate] : fates_)
     list.Int<int32_t>(slot).Int<uint64_t>(fate.incarnation).Int<int32_t>(fate.pid);
   if (!Say(agent_, GuardianReportKind::kAdopted, 0, 0, 0, 0, list.bytes())) return false;
+  if (std::exchange(is_template_untold_, false) && template_->is_ready())
+    Report(GuardianReportKind::kTemplateReady, 0, 0, template_->pid(), 0);
   return std::all_of(fates_.begin(), fates_.end(),
                      [this](const auto& one) { return Replay(one.first, one.second); });
 }
@@ -553,6 +566,7 @@ void GuardianProcess::ListenToTemplate(bool is_readable) {
 void GuardianProcess::TakeNewsOfTemplate() {
   TemplateProcess::News news = template_->TakeNews();
   if (news.is_ready) Report(GuardianReportKind::kTemplateReady, 0, 0, template_->pid(), 0);
+  is_template_untold_ = !has_agent() && (news.is_ready || is_template_untold_);
   for (auto& forked : news.forked) Adopt(std::move(forked));
   for (const std::string& note : news.notes)
     Report(GuardianReportKind::kTemplateNote, 0, 0, 0, 0, note);

@@ -1,12 +1,14 @@
 // What agent and guardian say to each other. They are one program, forked: no version; but an agent
-// that adopts may be of another build, and is asked for kGuardianVersion first.
+// that adopts may be of another build, and is asked for kGuardianVersion and for the version that
+// the workers speak (run/wire.h) first.
 #pragma once
 
 #include <cstdint>
 
 namespace outlast {
 
-inline constexpr uint32_t kGuardianVersion = 1;
+// Raised too when what an agent keeps changes its form: memo, options, lines.
+inline constexpr uint32_t kGuardianVersion = 2;
 
 enum class GuardianOrder : uint8_t {
   // i32 slot, u64 incarnation, u8 may be forked from the template, u32 count and Text each of the
@@ -26,7 +28,8 @@ enum class GuardianOrder : uint8_t {
   // i32 0, u64 0, Text key, Text bytes; descriptors: any. For the next agent.
   kKeep = 7,
   // The first word of an agent that wants to adopt, over a connection of its own: i32 0, u64 0,
-  // u32 kGuardianVersion, Text run id. Answered by kRefused, or by kKept of all that was kept,
+  // u32 kGuardianVersion, u32 kWireVersion, Text run id. Answered by kRefused, or by kKept of all
+  // that was kept,
   // kAdopted, and then by what happened to the newest process of each slot, as if it did so now.
   kAdopt = 8,
 };

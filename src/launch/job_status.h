@@ -77,16 +77,19 @@ struct JobStatus {
   std::string job, run_id, run_dir, host, node;
   std::vector<std::string> command;
   // "forming", "running", "re-forming", "stopping", "ending" (no answer any more, no report yet),
-  // "ended", "killed" (the agent is gone and left no end).
+  // "ended", "killed" (the agent is gone and left no end), "waiting" (it is gone, and its workers
+  // are kept for another one).
   std::string phase = "forming";
   int agent_pid = 0;
   uint64_t agent_start_ticks = 0;  // with agent_pid: that very process
   std::string boot_id;             // of the agent's machine
-  // "answers", "ended", "silent" (lives, gives no answer), "gone", "elsewhere" (on another
-  // machine, so nobody can tell).
+  // "answers", "ended", "silent" (lives, gives no answer), "denied" (lives, and is not this user's
+  // to ask), "gone", "awaited" (gone, and a guardian waits for the next one), "elsewhere" (on
+  // another machine, so nobody can tell).
   std::string agent_state;
-  std::string started_at;  // UTC
-  double seconds = 0;      // since then; of a run that is over, its length
+  std::string agent_owner;  // of one that is "denied"; not in JSON
+  std::string started_at;   // UTC
+  double seconds = 0;       // since then; of a run that is over, its length
   uint64_t generation = 0;
   int world = 0;
   int workers_started = 0;

@@ -114,6 +114,17 @@ std::string EnvironmentOf(pid_t pid, const std::string& name) {
   return at == std::string::npos ? std::string() : std::string(block.c_str() + at + key.size());
 }
 
+sigset_t AgentSignals() {
+  sigset_t wanted;
+  sigemptyset(&wanted);
+  for (const int signal : {SIGTERM, SIGINT, SIGHUP, SIGUSR1, SIGUSR2, SIGQUIT}) {
+    struct sigaction before {};
+    sigaction(signal, nullptr, &before);
+    if (before.sa_handler != SIG_IGN) sigaddset(&wanted, signal);
+  }
+  return wanted;
+}
+
 absl::Status EndDescendants(absl::Duration limit) {
   const int64_t deadline = MonotonicNanos() + absl::ToInt64Nanoseconds(limit);
   while (true) {

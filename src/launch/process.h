@@ -1,6 +1,7 @@
 // Processes as the kernel tells of them in /proc, and signals that cannot reach a stranger.
 #pragma once
 
+#include <signal.h>
 #include <sys/types.h>
 
 #include <cstddef>
@@ -37,6 +38,10 @@ bool CatchesSignal(pid_t pid, int signal);
 std::string EnvironmentOf(pid_t pid, const std::string& name);
 
 absl::StatusOr<UniqueFd> OpenPidFd(pid_t pid);
+
+// Those by which people and batch systems speak to an agent, but for what is ignored: nohup's
+// promise holds.
+sigset_t AgentSignals();
 
 // Kills and reaps everything below the calling process, a subreaper, until nothing is left.
 // kDeadlineExceeded: something was still there after `limit` (uninterruptible sleep); it has

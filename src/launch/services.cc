@@ -116,6 +116,14 @@ void JobServices::OnVerdict(const Verdict& verdict, const std::string& folder) {
                            folder.empty() ? "" : " (" + folder + ")"));
 }
 
+std::string JobServices::WhereIs(int slot) {
+  const RankLook look = monitor_->Peek(slot);
+  if (!look.has_data || look.progress.sections.empty()) return "";
+  const OpenSection& section = look.progress.sections.back();
+  return fmt::format(", in {} of step {} for {}", section.name, look.progress.step,
+                     absl::FormatDuration(absl::Milliseconds(section.age_ns / 1'000'000)));
+}
+
 int64_t JobServices::LastProgressOf(const FaultRecord& fault) const {
   if (fault.fault_class != FaultClass::kHang) return 0;
   const auto found = hung_since_ns_.find(fault.rank);

@@ -36,6 +36,8 @@ class JobServices {
   // When a rank that the watch found had moved last, on the ledger's clock; 0: it was not found by
   // the watch.
   int64_t LastProgressOf(const FaultRecord& fault) const;
+  // For people: what the slot's black box says it does, and since when; empty: nothing.
+  std::string WhereIs(int slot);
   Monitor& monitor() { return *monitor_; }
 
   // All workers have ended, and not because they were done: what memory holds goes to disk. True:

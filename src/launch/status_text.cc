@@ -62,7 +62,8 @@ class Page {
 
 int ColourOfPhase(const std::string& phase) {
   if (phase == "running") return 32;
-  if (phase == "re-forming" || phase == "stopping" || phase == "ending") return 33;
+  if (phase == "re-forming" || phase == "stopping" || phase == "ending" || phase == "waiting")
+    return 33;
   return phase == "killed" ? 31 : 0;
 }
 
@@ -82,6 +83,12 @@ std::string AgentText(const JobStatus& status) {
   const std::string& state = status.agent_state;
   std::string meaning = state;
   if (state == "silent") meaning = "lives, but does not answer; this is from its files";
+  if (state == "denied")
+    meaning = fmt::format(
+        "lives, but permission to ask it is missing, it is user {}'s; this is from its files",
+        Printable(status.agent_owner));
+  if (state == "awaited")
+    meaning = "was killed; its workers are kept, and wait for the same command to adopt them";
   if (state == "gone") meaning = "gone without a report: it was killed, or the machine went down";
   if (state == "elsewhere") meaning = "on another machine, or boot; this is from its files";
   return fmt::format("process {}{}: {}", status.agent_pid, where, Printable(meaning));

@@ -2,6 +2,7 @@
 
 #include <fcntl.h>
 #include <poll.h>
+#include <pwd.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
 #include <sys/un.h>
@@ -13,6 +14,7 @@
 #include <cerrno>
 #include <cstdlib>
 #include <cstring>
+#include <filesystem>
 #include <fstream>
 #include <map>
 #include <nlohmann/json.hpp>
@@ -21,6 +23,7 @@
 #include <sstream>
 
 #include "base/error.h"
+#include "launch/adoption.h"
 #include "launch/event_log.h"
 #include "launch/options.h"
 #include "launch/process.h"
@@ -43,11 +46,32 @@ constexpr char kDefaultFolder[] = "outlast-runs/latest";
 
 bool Exists(const std::string& path) { return access(path.c_str(), F_OK) == 0; }
 
+// Of `path`, or of the nearest folder above it that shows itself.
+std::string OwnerOf(std::filesystem::path path) {
+  struct stat info {};
+  while (stat(path.c_str(), &info) != 0) {
+    if (!path.has_parent_path() || path == path.parent_path()) return "?";
+    path = path.parent_path();
+  }
+  const passwd* const user = getpwuid(info.st_uid);  // the tool has one thread
+  return user != nullptr ? user->pw_name : std::to_string(info.st_uid);
+}
+
+absl::Status Denied(const std::string& path) {
+  return Error(absl::StatusCode::kPermissionDenied, "'{}': permission is missing; it is user {}'s",
+               path, OwnerOf(path));
+}
+
 absl::StatusOr<std::string> FindRunDir(const std::string& folder) {
   struct stat info {};
-  if (stat(folder.c_str(), &info) != 0) return ErrnoStatus(errno, fmt::format("'{}'", folder));
+  if (stat(folder.c_str(), &info) != 0)
+    return errno == EACCES ? Denied(folder) : ErrnoStatus(errno, fmt::format("'{}'", folder));
   for (const std::string& candidate : {folder, folder + "/latest"}) {
-    if (!Exists(candidate + "/events.jsonl")) continue;
+    const std::string events = candidate + "/events.jsonl";
+    if (access(events.c_str(), R_OK) != 0) {
+      if (errno == EACCES) return Denied(candidate);
+      continue;
+    }
     std::string path = candidate;
     if (char* absolute = realpath(candidate.c_str(), nullptr); absolute != nullptr) {
       path = absolute;
@@ -140,7 +164,7 @@ void AddReport(JobStatus& status) {
 }
 
 // What became of an agent that does not answer.
-void FindAgent(JobStatus& status) {
+void FindAgent(JobStatus& status, const absl::Status& answer) {
   if (status.is_over()) {
     status.agent_state = "ended";
     return;
@@ -152,13 +176,24 @@ void FindAgent(JobStatus& status) {
   const auto process = ReadProcess(status.agent_pid);
   const bool is_alive = process.has_value() && !process->is_zombie() &&
                         process->start_ticks == status.agent_start_ticks;
-  status.agent_state = is_alive ? "silent" : "gone";
-  if (!is_alive) status.phase = "killed";
+  if (is_alive) {
+    const bool is_denied = absl::IsPermissionDenied(answer);
+    status.agent_state = is_denied ? "denied" : "silent";
+    if (is_denied) status.agent_owner = OwnerOf(status.run_dir + "/" + kStatusSocket);
+    return;
+  }
+  status.agent_state = "gone";
+  status.phase = "killed";
+  const auto guardian = GuardianOf(status.run_dir, status.run_id);
+  if (!guardian) return;
+  status.agent_state = "awaited";
+  status.phase = "waiting";
 }
 
 // An agent that is gone says nothing of its workers' end: its guardian ends them.
 void LookForWorkers(JobStatus& status) {
-  if (status.agent_state != "gone" && status.agent_state != "ended") return;
+  const bool is_over = status.agent_state == "gone" || status.agent_state == "ended";
+  if (!is_over && status.agent_state != "awaited") return;
   for (RankStatus& rank : status.ranks) {
     if (rank.pid == 0 || EnvironmentOf(rank.pid, "OUTLAST_RUN_ID") == status.run_id) continue;
     rank.pid = 0;
@@ -168,7 +203,9 @@ void LookForWorkers(JobStatus& status) {
 }
 
 void SetTimeSinceStart(JobStatus& status) {
-  if (status.agent_state != "silent") return;
+  if (status.agent_state != "silent" && status.agent_state != "denied" &&
+      status.agent_state != "awaited")
+    return;
   if (const auto age = AgeOf(status.started_at, Clock::Real().WallTime()))
     status.seconds = std::max(status.seconds, *age);
 }
@@ -221,12 +258,13 @@ int PrintOnce(const Arguments& arguments, const std::string& name, std::ostream&
 
 absl::StatusOr<JobStatus> FindStatus(const std::string& folder, absl::Duration patience) {
   OUTLAST_ASSIGN_OR_RETURN(const std::string run_dir, FindRunDir(folder));
-  if (auto answer = AskAgent(run_dir, patience); answer.ok()) return answer;
+  auto answer = AskAgent(run_dir, patience);
+  if (answer.ok()) return answer;
   OUTLAST_ASSIGN_OR_RETURN(EventLogRead read, ReadEventLog(run_dir));
   JobStatus& status = read.status;
   for (RankStatus& rank : status.ranks) rank.node = status.node;
   AddReport(status);
-  FindAgent(status);
+  FindAgent(status, answer.status());
   if (!status.is_over() && status.agent_state == "silent" && !Exists(run_dir + "/" + kStatusSocket))
     status.phase = status.generation == 0 ? "forming" : "ending";
   LookForWorkers(status);

@@ -142,8 +142,9 @@ TEST_F(SubmitTool, RefusesBeforeAnythingWaitsInTheQueue) {
       {{"--nonsense"}, "--nonsense"}};
   for (const auto& [flags, why] : cases) {
     EXPECT_EQ(Submit(flags), 85);
-    EXPECT_THAT(err_.str(), HasSubstr(why));
-    EXPECT_EQ(std::count(err_.str().begin(), err_.str().end(), '\n'), 1) << err_.str();
+    const std::string said = err_.str();
+    EXPECT_THAT(said, HasSubstr(why));
+    EXPECT_EQ(std::count(said.begin(), said.end(), '\n'), 1) << said;
   }
 }
 

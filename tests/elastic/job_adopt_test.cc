@@ -84,7 +84,8 @@ TEST(AdoptedJob, WaitsForNobodyWhoNeverJoinsAndRestartsNobody) {
   EXPECT_EQ(finish[0].exit_code, 0);
 }
 
-TEST(AdoptedJob, ReplacesASurvivorThatDoesNotComeBackInTime) {
+// It hung before its agent was killed, or hangs since: nobody else is to blame.
+TEST(AdoptedJob, NamesAndReplacesASurvivorThatDoesNotComeBackInTime) {
   Job next(World(2), TwoTrainers().Memo());
   next.Step(StartEvent{}, {});
   next.Step(WorkerStaged{0, 1, 1}, {});
@@ -92,6 +93,32 @@ TEST(AdoptedJob, ReplacesASurvivorThatDoesNotComeBackInTime) {
   const auto late = next.Step(TimerFired{1}, {.now = next.options().soft_abort});
   ASSERT_EQ(All<KillWorker>(late).size(), 1u);
   EXPECT_EQ(All<KillWorker>(late)[0].slot, 1);
+  const auto faults = All<RecordFault>(late);
+  ASSERT_EQ(faults.size(), 1u);
+  EXPECT_EQ(faults[0].fault.fault_class, FaultClass::kHang);
+  EXPECT_EQ(faults[0].fault.rank, 1);
+  EXPECT_EQ(faults[0].fault.found_by, "adoption");
+  EXPECT_FALSE(faults[0].fault.victim);
+  EXPECT_EQ(faults[0].budget_used, 1);
+  // A later generation's end finds nobody late for that adoption.
+  next.Step(WorkerEnded{1, 2, {.signal = SIGTERM, .by_us = true}}, {.now = absl::Seconds(11)});
+  next.Step(WorkerJoined{1, 3}, {.now = absl::Seconds(11)});
+  next.Step(WorkerStaged{1, 3, 0}, {.now = absl::Seconds(11)});
+  next.Step(WorkerEnded{0, 1, {.signal = SIGSEGV}}, {.now = absl::Seconds(12)});
+  const auto unwinding = next.Step(TimerFired{1}, {.now = absl::Seconds(23)});
+  EXPECT_TRUE(All<RecordFault>(unwinding).empty());
+}
+
+TEST(AdoptedJob, ChargesSeveralThatAreLateAsOneFault) {
+  JobOptions options = World(2);
+  options.max_restarts = 1;
+  Job next(options, TwoTrainers().Memo());
+  next.Step(StartEvent{}, {});
+
+  const auto late = next.Step(TimerFired{1}, {.now = next.options().soft_abort});
+  ASSERT_EQ(All<RecordFault>(late).size(), 1u);
+  EXPECT_THAT(All<RecordFault>(late)[0].fault.detail, ::testing::HasSubstr("rank 0, rank 1: "));
+  EXPECT_EQ(All<KillWorker>(late).size(), 2u);
 }
 
 TEST(AdoptedJob, FillsTheSlotOfATrainerThatIsGone) {

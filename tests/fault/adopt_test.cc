@@ -78,6 +78,10 @@ class Adopt : public ::testing::Test {
             "log"};
   }
 
+  static size_t Index(const std::vector<std::string>& words, const std::string& word) {
+    return static_cast<size_t>(std::ranges::find(words, word) - words.begin());
+  }
+
   void KillAgent() {
     kill(job.pid(), SIGKILL);
     ASSERT_EQ(job.Wait().code, 137);
@@ -229,6 +233,229 @@ TEST_F(Adopt, AWorkerThatDiedMeanwhileIsReplacedAndTheOthersAreNot) {
   ExpectRightSteps(kSteps);
   EXPECT_EQ(Events("saved").back()["step"], kSteps);
 }
+
+// --- With what else a job may have ---
+
+// The agent stands still as one does that is dying and gives its memory back: it frees no buffer.
+TEST_F(Adopt, SavesThatFallDueWhileTheAgentDiesCostNoStepMore) {
+  constexpr int kSteps = 90;
+  Start(Trainer(kSteps, 5));
+  ASSERT_TRUE(AwaitStep(1, 22));
+  kill(job.pid(), SIGSTOP);
+  ASSERT_TRUE(AwaitStep(1, 62));
+  KillAgent();
+
+  EXPECT_EQ(Run(Trainer(kSteps, 5)), 0) << job.Read("err");
+
+  EXPECT_GE(Restores()[2].first, LastOf(1) - 2);
+  EXPECT_EQ(Restores()[2].second, "memory");
+  ExpectRightSteps(kSteps);
+}
+
+// Although no other checkpoint falls due before the end.
+TEST_F(Adopt, AnUploadThatWasCutOffIsMadeByTheNextAgent) {
+  std::vector<std::string> trainer = Trainer(90, 50);
+  trainer[Index(trainer, "--state-mb") + 1] = "2";
+  trainer[Index(trainer, "--step-ms") + 1] = "20";
+  // A shard in some 4 s: the job ends before it would be there.
+  for (const char* word : {"--remote", "mount", "--remote-every", "50", "--remote-rate", "300000"})
+    trainer.emplace_back(word);
+  Start(trainer);
+  ASSERT_TRUE(Await([&] { return job.Count("mount", "/step-") > 0; })) << job.Read("err");
+  KillAgent();
+  EXPECT_EQ(job.Count("mount", "MANIFEST.json"), 0);
+
+  EXPECT_EQ(Run(trainer), 0) << job.Read("err");
+
+  EXPECT_EQ(Events("agent_adopted").size(), 1u) << job.Read("err");
+  std::vector<int64_t> uploaded;
+  for (const auto& event : Events("uploaded")) uploaded.push_back(event["step"]);
+  EXPECT_THAT(uploaded, ElementsAre(50, 90));
+  EXPECT_TRUE(Events("upload_failed").empty());
+}
+
+class AdoptTemplate : public Adopt {
+ protected:
+  void SetUp() override {
+#ifdef __SANITIZE_THREAD__
+    GTEST_SKIP() << "a template has one thread";
+#endif
+    job.Write("trigger", "");
+  }
+  // Rank 0 dies once "trigger" says "now".
+  void StartJoined() {
+    const std::string program = testing::BuildFolder() / "outlast_template_trainer";
+    Start({program, "join", "trigger", "now"}, {"--template", program + " as-template"});
+  }
+  pid_t AwaitTemplate() {
+    EXPECT_TRUE(Await([&] { return !job.Read("waits").empty(); })) << job.Read("err");
+    EXPECT_TRUE(Await([&] { return !Events("template_ready").empty(); })) << job.Read("err");
+    return Events("template_ready").empty() ? 0 : Events("template_ready")[0]["pid"].get<pid_t>();
+  }
+};
+
+TEST_F(AdoptTemplate, StaysWarmAndForksTheRankThatDiedMeanwhile) {
+  StartJoined();
+  const pid_t warm = AwaitTemplate();
+  const std::vector<pid_t> workers = WorkersStarted();
+  KillAgent();
+  job.Write("trigger", "now");
+  EXPECT_EQ(CountAliveAfter({workers.at(0)}, kPatience), 0);
+  EXPECT_TRUE(is_alive(warm));
+  StartJoined();
+
+  EXPECT_EQ(job.Wait().code, 0) << job.Read("err");
+  ASSERT_EQ(Events("worker_started").size(), 3u);
+  EXPECT_EQ(Events("worker_started")[2].value("from", ""), "template");
+  EXPECT_EQ(job.ReadPids("setups").size(), 3u);  // two ranks and one template
+  EXPECT_FALSE(is_alive(warm));
+}
+
+TEST_F(AdoptTemplate, IsMadeAnewWhenItDiedMeanwhile) {
+  StartJoined();
+  const pid_t warm = AwaitTemplate();
+  KillAgent();
+  kill(warm, SIGKILL);
+  EXPECT_EQ(CountAliveAfter({warm}, kPatience), 0);
+  ASSERT_TRUE(Await([&] { return job.ReadPids("setups").size() == 4; }));  // without an agent
+  StartJoined();
+  ASSERT_TRUE(Await([&] { return Events("template_ready").size() == 2; })) << job.Read("err");
+  job.Write("trigger", "now");
+
+  EXPECT_EQ(job.Wait().code, 0) << job.Read("err");
+}
+
+TEST_F(AdoptTemplate, EndsWithTheWorkersWhenNobodyComes) {
+  adopt_within = "0.3";
+  StartJoined();
+  std::vector<pid_t> pids = {AwaitTemplate(), Guardian()};
+  for (const pid_t worker : WorkersStarted()) pids.push_back(worker);
+  KillAgent();
+
+  EXPECT_EQ(CountAliveAfter(pids, absl::Seconds(3)), 0);
+}
+
+std::vector<std::string> Watched(std::vector<std::string> trainer) {
+  for (const std::string& word : {std::string("--watch-floor"), std::to_string(0.5 * TimeFactor())})
+    trainer.push_back(word);
+  return trainer;
+}
+
+// For longer than the watch's limit nobody trains.
+TEST_F(Adopt, TheTimeWithoutAnAgentIsNoHang) {
+  constexpr int kSteps = 150;
+  Start(Watched(Trainer(kSteps, kOnlyAtTheEnd)));
+  ASSERT_TRUE(AwaitStep(1, 60));
+  KillAgent();
+  Clock::Real().SleepFor(absl::Milliseconds(700) * TimeFactor());
+
+  EXPECT_EQ(Run(Watched(Trainer(kSteps, kOnlyAtTheEnd))), 0) << job.Read("err");
+
+  EXPECT_TRUE(Events("verdict").empty()) << job.Read("err");
+  EXPECT_TRUE(Events("fault").empty()) << job.Read("err");
+  EXPECT_EQ(WorkersStarted().size(), 2u);
+}
+
+// It takes the 10 s that a rank has for coming back.
+TEST_F(Adopt, ARankThatHungBeforeIsNamedAndReplaced) {
+  constexpr int kSteps = 60;
+  std::vector<std::string> trainer = Watched(Trainer(kSteps, kOnlyAtTheEnd));
+  trainer.insert(trainer.end(), {"--stall", "data:1:20"});
+  Start(trainer);
+  ASSERT_TRUE(Await([&] { return !job.Read("log.stall").empty(); }));
+  const std::vector<pid_t> workers = WorkersStarted();
+  KillAgent();
+
+  EXPECT_EQ(Run(trainer), 0) << job.Read("err");
+
+  ASSERT_EQ(Events("fault").size(), 1u) << job.Read("err");
+  const nlohmann::json fault = Events("fault")[0];
+  EXPECT_EQ(fault["class"], "hang");
+  EXPECT_EQ(fault["rank"], 1);
+  EXPECT_EQ(fault["found_by"], "adoption");
+  EXPECT_THAT(fault["detail"].get<std::string>(), HasSubstr("in data of step"));
+  const std::vector<pid_t> started = WorkersStarted();
+  EXPECT_EQ(started.size(), 3u);
+  EXPECT_EQ(std::count(started.begin(), started.end(), workers[0]), 1);
+}
+
+TEST_F(Adopt, AStopRightAfterTheAdoptionSavesAndEnds) {
+  constexpr int kSteps = 100'000;
+  const std::pair<int, int> kCodes[] = {{SIGTERM, 80}, {SIGINT, 130}};
+  for (const auto& [signal, code] : kCodes) {
+    SCOPED_TRACE(signal);
+    std::filesystem::remove_all(job.Path("ckpt"));
+    std::filesystem::remove(job.Path("log"));
+    Start(Trainer(kSteps, kOnlyAtTheEnd));
+    ASSERT_TRUE(AwaitStep(1, 15));
+    std::vector<pid_t> pids = WorkersStarted();
+    pids.push_back(Guardian());
+    KillAgent();
+    Start(Trainer(kSteps, kOnlyAtTheEnd));
+    ASSERT_TRUE(Await([&] { return Events("agent_adopted").size() == 1; }));
+    kill(job.pid(), signal);
+
+    EXPECT_EQ(job.Wait().code, code) << job.Read("err");
+    EXPECT_EQ(CountAliveAfter(pids, absl::Seconds(1)), 0);
+    ASSERT_FALSE(Events("saved").empty()) << job.Read("err");
+    EXPECT_GE(Events("saved").back()["step"], LastOf(1) - 2);
+  }
+}
+
+TEST_F(Adopt, ASignalToTheGuardianOfAnAgentIsTheAgentsAffair) {
+  constexpr int kSteps = 60;
+  Start(Trainer(kSteps, kOnlyAtTheEnd));
+  ASSERT_TRUE(AwaitStep(1, 15));
+  KillAgent();
+  Start(Trainer(kSteps, kOnlyAtTheEnd));
+  ASSERT_TRUE(Await([&] { return Events("agent_adopted").size() == 1; }));
+  kill(Guardian(), SIGTERM);
+
+  EXPECT_EQ(job.Wait().code, 0) << job.Read("err");
+  EXPECT_EQ(WorkersStarted().size(), 2u);
+}
+
+TEST_F(Adopt, AfterAKillOfTheGuardianTooTheNextAgentBeginsAnewFromDisk) {
+  constexpr int kSteps = 400;
+  for (const bool at_once : {false, true}) {
+    SCOPED_TRACE(at_once);
+    std::filesystem::remove_all(job.Path("ckpt"));
+    std::filesystem::remove(job.Path("log"));
+    Start(Trainer(kSteps, 10));
+    ASSERT_TRUE(AwaitStep(1, 25));
+    ASSERT_TRUE(Await([&] { return !Events("saved").empty(); }));
+    std::vector<pid_t> pids = WorkersStarted();
+    const pid_t guardian = Guardian();
+    pids.push_back(guardian);
+    if (at_once) kill(guardian, SIGKILL);
+    KillAgent();
+    kill(guardian, SIGKILL);
+    EXPECT_EQ(CountAliveAfter(pids, absl::Seconds(1)), 0);
+    std::filesystem::remove(job.Path("log"));
+
+    EXPECT_EQ(Run(Trainer(kSteps, 10)), 0) << job.Read("err");
+    EXPECT_TRUE(Events("agent_adopted").empty());
+    EXPECT_EQ(Restores()[1].second, "disk");
+  }
+}
+
+TEST_F(Adopt, StatusSaysThatTheWorkersWait) {
+  world = 1;
+  job.MakeFifo("ready");
+  Start({"sh", "-c", "echo ready >ready; sleep 300"});
+  job.AwaitFifo("ready");
+  const pid_t guardian = Guardian();
+  KillAgent();
+  const std::string command =
+      "cd " + job.folder() + " && exec " + testing::ToolPath() + " status >shown";
+
+  EXPECT_EQ(std::system(command.c_str()), 0);
+  EXPECT_THAT(job.Read("shown"), HasSubstr("job run: waiting"));
+  EXPECT_THAT(job.Read("shown"), HasSubstr("wait for the same command to adopt them"));
+  EXPECT_TRUE(is_alive(guardian));
+}
+
+// --- Plain programs ---
 
 // Rank 1 fails once it is let go; so the code tells whether its end was heard of.
 std::string PlainScript() {

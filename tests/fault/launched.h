@@ -68,6 +68,15 @@ class Launched {
     std::istringstream text(Read(name));
     return {std::istream_iterator<pid_t>(text), {}};
   }
+  // What is below the folder `name` and has this in its path.
+  int Count(const std::string& name, const std::string& part) const {
+    int count = 0;
+    std::error_code unknown;  // what vanishes meanwhile is not counted
+    for (std::filesystem::recursive_directory_iterator at(Path(name), unknown), last; at != last;
+         at.increment(unknown))
+      count += at->path().string().find(part) != std::string::npos ? 1 : 0;
+    return count;
+  }
   // From now on programs are started as that user, whose the folder is then. For root alone.
   void RunAs(uid_t user) {
     user_ = user;

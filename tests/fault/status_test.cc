@@ -298,6 +298,25 @@ TEST_F(StatusOfAJob, IsWrittenOnceByTopWhereThereIsNoTerminal) {
   Stop();
 }
 
+TEST_F(StatusOfAJob, NamesTheOwnerWhereItIsAnotherUsers) {
+  if (geteuid() != 0) GTEST_SKIP() << "another user wanted";
+  constexpr uid_t kNobody = 65534;
+  Start();
+  Await(run, [](const json& status) { return AllBeyond(status, 3); });
+  Launched other;
+  other.RunAs(kNobody);
+  other.StartProgram({ToolPath(), "status", run.Path("outlast-runs")});
+  EXPECT_EQ(other.Wait().code, 85);
+  EXPECT_THAT(other.Read("err"), HasSubstr("permission is missing; it is user root's"));
+  // Who may read its files is told what they say.
+  std::filesystem::permissions(run.folder(), std::filesystem::perms(0755));
+  other.StartProgram({ToolPath(), "status", run.Path("outlast-runs")});
+  EXPECT_EQ(other.Wait().code, 0) << other.Read("err");
+  EXPECT_THAT(other.Read("out"),
+              HasSubstr("lives, but permission to ask it is missing, it is user root's"));
+  Stop();
+}
+
 TEST_F(StatusOfAJob, IsRedrawnByTopUntilAKey) {
   Start();
   Await(run, [](const json& status) { return AllBeyond(status, 3); });

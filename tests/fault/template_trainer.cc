@@ -1,6 +1,7 @@
 // A trainer that is its own template. Each process that does the set-up adds a line to "setups".
 //   template_trainer WHAT [FILE TEXT]
-// In its first attempt rank 0 ends by SIGKILL once FILE holds TEXT. Later attempts add a line to
+// In its first attempt rank 0 ends by SIGKILL once FILE holds TEXT; a joined one adds a line to
+// "waits" first. Later attempts add a line to
 // "starts", "rank <r> forked|fresh", and then
 //   plain   end; so does a joined rank of `join`
 //   helper  leave a helper in a session of its own, a fork of a fork, and fail; the attempt behind
@@ -99,7 +100,7 @@ int Join(bool is_forked, char** argv) {
           NoteStart(is_forked);
           return absl::OkStatus();
         }
-        if ((*run)->rank() == 0) DieOnce(argv[2], argv[3]);
+        if ((*run)->rank() == 0) AppendLine("waits", ""), DieOnce(argv[2], argv[3]);
         while (generation.Check().ok()) usleep(1000);
         return generation.Check();
       });

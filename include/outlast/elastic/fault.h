@@ -26,6 +26,9 @@ struct ProcessEnd {
   bool clean() const { return code == 0 && signal == 0; }
 };
 
+// FaultRecord::found_by of a worker that did not come back for the next agent (Job::GoOn).
+inline constexpr char kFoundByAdoption[] = "adoption";
+
 struct FaultRecord {
   FaultClass fault_class = FaultClass::kCrash;
   int rank = -1;

@@ -138,6 +138,8 @@ class Job {
   // A former agent's workers (job_adopt.cc).
   void GoOn();
   void GoOnWith(Slot& slot);
+  std::vector<int> LateForAdoption() const;
+  void BlameLateForAdoption(const std::vector<int>& late);
 
   // Faults and re-forming (job_reform.cc).
   void EndedWhileRunning(int index, State before, bool joined, const ProcessEnd& end);
@@ -145,6 +147,8 @@ class Job {
                          std::string_view what, uint32_t phase) const;
   // Records and judges; the job is re-forming or ending afterwards.
   void Fault(int index, FaultRecord fault);
+  // A victim's costs nothing.
+  void Charge(int index, const FaultRecord& fault);
   void Reform(const std::string& reason);
   void TerminatePlain(const std::string& reason);
   void TryCommit();
