@@ -12,26 +12,16 @@
 #include <cerrno>
 #include <csignal>
 #include <cstring>
-#include <deque>
 #include <map>
-#include <optional>
 #include <set>
 
 #include "base/error.h"
 #include "base/prompt_thread.h"
-#include "launch/adoption.h"
-#include "launch/birth.h"
-#include "launch/guardian_wire.h"
+#include "launch/guardian_state.h"
 #include "launch/process.h"
 #include "launch/run_ledger.h"
-#include "launch/template_process.h"
 #include "outlast/base/clock.h"
-#include "outlast/blackbox/progress.h"
-#include "outlast/blackbox/segment.h"
-#include "outlast/elastic/job_memo.h"
 #include "run/template_wire.h"
-#include "run/vault.h"
-#include "run/wire.h"
 
 namespace outlast {
 namespace {
@@ -42,124 +32,9 @@ constexpr int64_t kStuckAfterNanos = 5'000'000'000;
 // A safety net only: ends are told by SIGCHLD. It catches a helper that was forked between a look
 // and its parent's kill.
 constexpr int kLookAgainMillis = 5;
-constexpr int64_t kCandidateNanos = 1'000'000'000;  // from its connection to its first word
 constexpr absl::Duration kEndAllLimit = absl::Seconds(10);
 
-// One worker, from its fork until nothing of its tree is left.
-struct Ward {
-  uint64_t incarnation = 0;
-  pid_t pid = 0;
-  std::string tag;
-  UniqueFd failure;           // the reading end of the exec pipe, or the gate of a forked one
-  bool is_gated = false;      // forked, and not let go yet
-  bool asked_to_end = false;  // by a signal that a trainer may answer in its own time
-  bool killing = false;
-  bool stuck_told = false;
-  int64_t killing_since = 0;
-  bool ended = false;  // a zombie that keeps its pid ours until the tree is gone
-  bool end_told = false;
-  int code = 0, signal = 0;
-};
-
-// What the next agent must hear of a slot's newest process, however long ago that was told.
-struct Fate {
-  uint64_t incarnation = 0;
-  pid_t pid = 0;  // 0: it waits to be born
-  bool is_forked = false;
-  bool has_exited = false, is_gone = false;
-  int code = 0, signal = 0;
-  std::string error;
-};
-
-class GuardianProcess {
- public:
-  GuardianProcess(const GuardianCommand& command, Channel agent, pid_t agent_pid, UniqueFd door)
-      : command_(command),
-        agent_(std::move(agent)),
-        self_(getpid()),
-        agent_pid_(agent_pid),
-        door_(std::move(door)) {}
-
-  bool SetUp();
-  void Serve();
-  // The agent was killed, and its workers are gone: writes the end of its ledger.
-  void CompleteLedgerOfAgent() const;
-  // Nobody can adopt any more: the listener goes before the workers do.
-  void CloseDoor();
-  void RemoveFile() const;
-
- private:
-  bool TakeOrder();
-  void TakeBirth(PayloadReader& order, int slot, uint64_t incarnation, std::vector<UniqueFd> fds);
-  // A slot keeps its box for the whole job.
-  void KeepBlackBox(const Birth& birth);
-  void Deliver(Birth birth);
-  void StartTemplate(PayloadReader& order, std::vector<UniqueFd> fds);
-  // False: a fresh process is wanted.
-  bool AskTemplate(Birth& birth);
-  void ListenToTemplate(bool is_readable);
-  void TakeNewsOfTemplate();
-  void Adopt(TemplateProcess::News::Forked forked);
-  void OpenGates();
-  std::string TagOf(const Birth& birth) const;
-  int PollMillis() const;
-  void RefuseBirth(const Birth& birth, std::string_view why);
-  void CancelBirth(int slot, uint64_t incarnation);
-
-  void Forward(Ward& ward, int signal);
-  void SignalTree(const Ward& ward, int signal);
-  void BeginKill(Ward& ward);
-
-  // Without an agent.
-  bool has_agent() const { return agent_.fd() >= 0; }
-  bool MayOutliveAgent();
-  void LoseAgent();
-  void EndGenerationOf(uint64_t generation) const;
-  void Meet();
-  void Hear();
-  void RefuseCandidate(const std::string& why);
-  bool Welcome();
-  bool Replay(int slot, const Fate& fate);
-  void Remember(GuardianReportKind kind, int slot, uint64_t incarnation, int value, int signal,
-                std::string_view error);
-
-  void Reap();
-  void Settle();
-  void RefuseBirthsIfStuck();
-  bool SettleWard(int slot, Ward& ward);
-  void TellEnd(int slot, Ward& ward);
-  bool is_killing() const;
-
-  // The slot's living processes and zombies but for its worker's own, parents first.
-  std::vector<ProcessInfo> TreeOf(const Ward& ward, bool with_worker) const;
-  void Report(GuardianReportKind kind, int slot, uint64_t incarnation, int value, int signal,
-              std::string_view error = {}, int fd = -1);
-  static bool Say(const Channel& to, GuardianReportKind kind, int slot, uint64_t incarnation,
-                  int value, int signal, std::string_view error, std::span<const int> fds = {},
-                  std::string_view more = {});
-
-  const GuardianCommand& command_;
-  Channel agent_;
-  const pid_t self_;
-  UniqueFd child_ended_;                 // a signalfd
-  std::map<int, Ward> wards_;            // by slot
-  std::deque<Birth> births_;             // wait until no tree is being killed
-  std::map<int, UniqueFd> black_boxes_;  // by slot
-  std::optional<TemplateProcess> template_;
-  std::string run_dir_;
-  bool was_told_to_finish_ = false;
-  bool was_terminated_ = false;  // since an agent came last
-  // For the next agent.
-  Kept kept_;
-  std::map<int, Fate> fates_;  // by slot
-  pid_t agent_pid_;
-  UniqueFd door_;      // listens for one; closed: nobody may come
-  Channel candidate_;  // connected, and has not said yet what it wants
-  pid_t candidate_pid_ = 0;
-  int64_t candidate_due_ = 0;
-  int64_t adopt_due_ = 0;            // while there is no agent
-  bool is_template_untold_ = false;  // it became ready then
-};
+}  // namespace
 
 bool GuardianProcess::SetUp() {
   prctl(PR_SET_NAME, "outlast-guard");
@@ -214,161 +89,6 @@ void GuardianProcess::Serve() {
     if (!has_agent() && MonotonicNanos() >= adopt_due_) return;
     Settle();
   }
-}
-
-// --- Without an agent ---
-
-// The job goes on, and another agent can find us.
-bool GuardianProcess::MayOutliveAgent() {
-  const auto memo = kept_.find(kJobMemoKey);
-  if (!door_.is_open() || !kept_.contains(kGuardianFileKey) || memo == kept_.end()) return false;
-  const auto job = DecodeJobMemo(memo->second.bytes);
-  return job.ok() && !job->is_ending;
-}
-
-void GuardianProcess::LoseAgent() {
-  agent_ = Channel();
-  agent_pid_ = 0;
-  adopt_due_ = MonotonicNanos() + absl::ToInt64Nanoseconds(command_.adopt_within);
-  const auto job = DecodeJobMemo(kept_.at(kJobMemoKey).bytes);
-  if (job.ok()) EndGenerationOf(job->generation);
-}
-
-// As the agent itself would: the word first, for trainers whose reader does not run. They unwind
-// and wait; nothing is computed that nobody watches.
-void GuardianProcess::EndGenerationOf(uint64_t generation) const {
-  const std::string message =
-      Encode({.kind = MessageKind::kAbort,
-              .generation = generation,
-              .payload = PayloadWriter()
-                             .Int(generation)
-                             .Text("the agent was killed; the next one is awaited")
-                             .bytes()});
-  for (const auto& [key, item] : kept_) {
-    if (item.fds.empty()) continue;
-    auto copy = Duplicate(item.fds.front().get());
-    if (!copy.ok()) continue;
-    if (key.starts_with("box.")) {
-      auto box = Segment::Open(*std::move(copy));
-      if (box.ok()) AgentWords(*box).SetAbortGeneration(generation);
-    } else if (key.starts_with("line.")) {
-      Channel(*std::move(copy)).TrySend(message).IgnoreError();  // full: the word has told it
-    }
-  }
-}
-
-void GuardianProcess::Meet() {
-  auto candidate = AcceptAgent(door_.get(), &candidate_pid_);
-  if (!candidate.ok()) return;  // gone, or another user's
-  candidate_ = *std::move(candidate);
-  candidate_due_ = MonotonicNanos() + kCandidateNanos;
-}
-
-std::string VersionText(std::string_view who, uint32_t own, uint32_t agent) {
-  return fmt::format(
-      "{} of version {}, the agent of version {}: the outlast that began the job wanted", who, own,
-      agent);
-}
-
-void GuardianProcess::Hear() {
-  auto packet = candidate_.TryReceive();
-  if (packet.status().code() == absl::StatusCode::kResourceExhausted) return;
-  if (!packet.ok() || !packet->has_value()) {
-    candidate_ = Channel();
-    return;
-  }
-  PayloadReader order((*packet)->bytes);
-  const auto kind = static_cast<GuardianOrder>(order.Int<uint8_t>());
-  order.Int<int32_t>();
-  order.Int<uint64_t>();
-  const auto version = order.Int<uint32_t>();
-  const auto workers_version = order.Int<uint32_t>();
-  const std::string_view run_id = order.Text();
-  if (kind != GuardianOrder::kAdopt) {
-    candidate_ = Channel();
-  } else if (version != kGuardianVersion) {  // what follows may be of another form
-    RefuseCandidate(VersionText("it is", kGuardianVersion, version));
-  } else if (!order.ok()) {
-    candidate_ = Channel();
-  } else if (workers_version != kWireVersion) {
-    RefuseCandidate(VersionText("its workers are", kWireVersion, workers_version));
-  } else if (run_id != command_.run_id) {
-    RefuseCandidate(fmt::format("it guards run {}, not {}", command_.run_id, run_id));
-  } else if (has_agent()) {
-    RefuseCandidate(fmt::format("its agent, process {}, lives", agent_pid_));
-  } else if (!Welcome()) {
-    LoseAgent();
-  }
-}
-
-void GuardianProcess::RefuseCandidate(const std::string& why) {
-  Say(candidate_, GuardianReportKind::kRefused, 0, 0, 0, 0, why);
-  candidate_ = Channel();
-}
-
-// False: it is gone already.
-bool GuardianProcess::Welcome() {
-  agent_ = std::exchange(candidate_, Channel());
-  agent_pid_ = candidate_pid_;
-  was_terminated_ = false;
-  for (const auto& [key, item] : kept_) {
-    std::vector<int> fds;
-    for (const UniqueFd& fd : item.fds) fds.push_back(fd.get());
-    if (!Say(agent_, GuardianReportKind::kKept, 0, 0, 0, 0, key, fds, item.bytes)) return false;
-  }
-  PayloadWriter list;
-  list.Int(static_cast<uint32_t>(fates_.size()));
-  for (const auto& [slot, fate] : fates_)
-    list.Int<int32_t>(slot).Int<uint64_t>(fate.incarnation).Int<int32_t>(fate.pid);
-  if (!Say(agent_, GuardianReportKind::kAdopted, 0, 0, 0, 0, list.bytes())) return false;
-  if (std::exchange(is_template_untold_, false) && template_->is_ready())
-    Report(GuardianReportKind::kTemplateReady, 0, 0, template_->pid(), 0);
-  return std::all_of(fates_.begin(), fates_.end(),
-                     [this](const auto& one) { return Replay(one.first, one.second); });
-}
-
-bool GuardianProcess::Replay(int slot, const Fate& fate) {
-  if (fate.pid != 0) {
-    // Its zombie is ours until its tree is gone; later the pid may be anybody's.
-    UniqueFd pidfd;
-    if (auto own = OpenPidFd(fate.pid); own.ok() && !fate.is_gone) pidfd = *std::move(own);
-    const int fd = pidfd.get();
-    if (!Say(agent_, GuardianReportKind::kStarted, slot, fate.incarnation, fate.pid,
-             fate.is_forked ? 1 : 0, {}, fd >= 0 ? std::span(&fd, 1) : std::span<const int>()))
-      return false;
-  }
-  if (fate.has_exited && !Say(agent_, GuardianReportKind::kExited, slot, fate.incarnation,
-                              fate.code, fate.signal, fate.error))
-    return false;
-  return !fate.is_gone || Say(agent_, GuardianReportKind::kGone, slot, fate.incarnation, 0, 0, {});
-}
-
-void GuardianProcess::Remember(GuardianReportKind kind, int slot, uint64_t incarnation, int value,
-                               int signal, std::string_view error) {
-  const auto found = fates_.find(slot);
-  if (found == fates_.end() || found->second.incarnation != incarnation) return;
-  Fate& fate = found->second;
-  if (kind == GuardianReportKind::kStarted) {
-    fate.pid = value;
-    fate.is_forked = signal != 0;
-  } else if (kind == GuardianReportKind::kExited) {
-    fate.has_exited = true;
-    fate.code = value;
-    fate.signal = signal;
-    fate.error = error;
-  } else if (kind == GuardianReportKind::kGone) {
-    fate.is_gone = true;
-  }
-}
-
-void GuardianProcess::CloseDoor() {
-  door_.Reset();
-  candidate_ = Channel();
-}
-
-void GuardianProcess::RemoveFile() const {
-  const auto file = kept_.find(kGuardianFileKey);
-  if (file != kept_.end()) unlink(file->second.bytes.c_str());
 }
 
 int GuardianProcess::PollMillis() const {
@@ -753,8 +473,6 @@ bool GuardianProcess::Say(const Channel& to, GuardianReportKind kind, int slot,
   if (kind == GuardianReportKind::kKept) report.Text(more);
   return to.Send(report.bytes(), fds).ok();
 }
-
-}  // namespace
 
 void RunGuardian(const GuardianCommand& command, Channel agent, pid_t agent_pid, UniqueFd door) {
   GuardianProcess process(command, std::move(agent), agent_pid, std::move(door));
