@@ -274,10 +274,12 @@ bool GuardianProcess::AskTemplate(Birth& birth) {
   }
   const absl::Status asked = template_->Fork(birth, TagOf(birth));
   if (!asked.ok()) Report(GuardianReportKind::kTemplateNote, 0, 0, 0, 0, MessageOf(asked));
+  TakeNewsOfTemplate();  // a parked one is there at once
   return asked.ok();
 }
 
 void GuardianProcess::ListenToTemplate(bool is_readable) {
+  template_->SetSlots(fates_.size());
   if (is_readable) template_->OnReadable();
   template_->Tick();
   TakeNewsOfTemplate();
@@ -302,8 +304,7 @@ void GuardianProcess::Adopt(TemplateProcess::News::Forked forked) {
   ward.incarnation = birth.incarnation;
   ward.tag = TagOf(birth);
   ward.pid = forked.pid;
-  ward.failure = std::move(forked.gate);
-  ward.is_gated = true;
+  ward.gate = std::move(forked.gate);
   setpgid(ward.pid, ward.pid);
   BindToCpus(ward.pid, birth.binding);
   const absl::StatusOr<UniqueFd> pidfd = OpenPidFd(ward.pid);
@@ -317,8 +318,8 @@ void GuardianProcess::Adopt(TemplateProcess::News::Forked forked) {
 void GuardianProcess::OpenGates() {
   if (is_killing()) return;
   for (auto& [slot, ward] : wards_) {
-    if (!std::exchange(ward.is_gated, false)) continue;
-    (void)!send(ward.failure.get(), "", 1, MSG_NOSIGNAL);  // gone already: then it is reaped
+    if (ward.gate) ward.gate->Open();
+    ward.gate.reset();
   }
 }
 
@@ -341,6 +342,7 @@ void GuardianProcess::Reap() {
         waitid(P_PID, static_cast<id_t>(pid), &info, flags) != 0 || info.si_pid == 0)
       continue;
     if (ward == nullptr) {
+      if (template_.has_value()) template_->OnForkEnded(pid);
       if (is_template) {
         const bool has_code = info.si_code == CLD_EXITED;
         template_->OnEnded(has_code ? info.si_status : 0, has_code ? 0 : info.si_status);
@@ -419,12 +421,12 @@ void GuardianProcess::Settle() {
   }
   if (template_.has_value()) TakeNewsOfTemplate();
   RefuseBirthsIfStuck();
-  OpenGates();
   while (!births_.empty() && !is_killing() && !wards_.contains(births_.front().slot)) {
     Birth birth = std::move(births_.front());
     births_.pop_front();
     Deliver(std::move(birth));
   }
+  OpenGates();
 }
 
 std::vector<ProcessInfo> GuardianProcess::TreeOf(const Ward& ward, bool with_worker) const {
@@ -433,6 +435,9 @@ std::vector<ProcessInfo> GuardianProcess::TreeOf(const Ward& ward, bool with_wor
   std::set<pid_t> others;  // other slots' workers: what is below them is theirs
   for (const auto& [slot, other] : wards_) {
     if (other.pid != ward.pid) others.insert(other.pid);
+  }
+  if (template_.has_value()) {
+    for (const pid_t parked : template_->ParkedPids()) others.insert(parked);
   }
   for (const ProcessInfo& process : DescendantsOf(self_, others)) {
     if (process.pid == ward.pid) {

@@ -30,8 +30,8 @@ struct Ward {
   uint64_t incarnation = 0;
   pid_t pid = 0;
   std::string tag;
-  UniqueFd failure;           // the reading end of the exec pipe, or the gate of a forked one
-  bool is_gated = false;      // forked, and not let go yet
+  UniqueFd failure;           // the reading end of the exec pipe; closed: it was forked
+  std::optional<Gate> gate;   // forked, and not let go yet
   bool asked_to_end = false;  // by a signal that a trainer may answer in its own time
   bool killing = false;
   bool stuck_told = false;

@@ -21,7 +21,7 @@ import struct
 import sys
 import types
 
-VERSION = 1
+VERSION, FIRST_VERSION = 2, 1
 START, FORK = 1, 2
 READY, FORKED, REFUSED = 1, 2, 3
 LONGEST_MESSAGE = 128 << 10
@@ -151,13 +151,31 @@ class Request:
     def __init__(self, reader, descriptors):
         self.number = reader.number("Q")
         self.guardian = reader.number("i")
+        (self.gate,) = descriptors
+
+
+class Role:
+    def __init__(self, reader, descriptors):
         self.environment = reader.texts()
         self.names = reader.texts()
         self.numa = reader.number("i")
-        self.gate, *self.standard = descriptors[:4]
-        self.handed_down = descriptors[4:]
+        self.standard, self.handed_down = descriptors[:3], descriptors[3:]
         if len(self.standard) != 3 or len(self.handed_down) != len(self.names):
             raise struct.error(f"{len(descriptors)} descriptors")
+
+
+def receive(end):
+    """A packet and its descriptors; exits at the end of file."""
+    descriptors = array.array("i")
+    data, ancillary, _, _ = end.recvmsg(
+        LONGEST_MESSAGE, socket.CMSG_SPACE(MOST_DESCRIPTORS * descriptors.itemsize),
+        socket.MSG_CMSG_CLOEXEC)
+    if not data:
+        os._exit(0)  # the job has ended
+    for level, kind, content in ancillary:
+        if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
+            descriptors.frombytes(content[:len(content) - len(content) % descriptors.itemsize])
+    return Reader(data), descriptors.tolist()
 
 
 class Server:
@@ -166,32 +184,22 @@ class Server:
         self._guardian = socket.socket(fileno=descriptor)
         self._libc = ctypes.CDLL(None, use_errno=True)
         self._tag = place_of_tag()
-        data, _ = self._receive()
-        reader = Reader(data)
+        reader, _ = receive(self._guardian)
         kind, version = reader.number("B"), reader.number("I")
-        if kind != START or version != VERSION:
-            sys.exit(f"outlast_template: the launcher speaks version {version}, {VERSION} wanted")
+        if kind != START or version != FIRST_VERSION:
+            sys.exit("outlast_template: the launcher begins with version "
+                     f"{version}, {FIRST_VERSION} wanted")
         own_program = os.environ.pop("OUTLAST_TEMPLATE_PROGRAM", sys.executable)
         self.command = Command(reader.text(), reader.texts(), own_program)
-
-    def _receive(self):
-        descriptors = array.array("i")
-        data, ancillary, _, _ = self._guardian.recvmsg(
-            LONGEST_MESSAGE, socket.CMSG_SPACE(MOST_DESCRIPTORS * descriptors.itemsize),
-            socket.MSG_CMSG_CLOEXEC)
-        if not data:
-            os._exit(0)  # the job has ended
-        for level, kind, content in ancillary:
-            if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
-                descriptors.frombytes(content[:len(content) - len(content) % descriptors.itemsize])
-        return data, descriptors.tolist()
+        newest = reader.number("I")  # of an older launcher we would not be here
+        if newest < VERSION:
+            sys.exit(f"outlast_template: the launcher speaks version {newest}, {VERSION} wanted")
 
     def serve(self):
         """Forks as it is asked; returns in the forks."""
         self._guardian.send(struct.pack("<BI", READY, VERSION))
         while True:
-            data, descriptors = self._receive()
-            reader = Reader(data)
+            reader, descriptors = receive(self._guardian)
             if reader.number("B") != FORK:
                 sys.exit("outlast_template: a message that is no request")
             request = Request(reader, descriptors)
@@ -229,23 +237,22 @@ class Server:
     def _become_rank(self, request):
         os.setpgid(0, 0)
         self._guardian.close()
-        if os.read(request.gate, 1) == b"":
-            os._exit(127)
+        with socket.socket(fileno=request.gate) as gate:
+            role = Role(*receive(gate))
         self._libc.prctl(PR_SET_PDEATHSIG, SIGKILL, 0, 0, 0)
         if os.getppid() != request.guardian:
             os._exit(127)
-        os.close(request.gate)
-        for number, descriptor in enumerate(request.standard):
+        for number, descriptor in enumerate(role.standard):
             os.dup2(descriptor, number)
             os.close(descriptor)
-        for name, descriptor in zip(request.names, request.handed_down):
+        for name, descriptor in zip(role.names, role.handed_down):
             os.set_inheritable(descriptor, True)
             os.environ[name] = str(descriptor)
-        for variable in request.environment:
+        for variable in role.environment:
             name, _, value = variable.partition("=")
             os.environ[name] = value
         self._show_tag(os.fsencode(os.environ.get("OUTLAST_SLOT_TAG", "")))
-        self._prefer_memory_of(request.numa)
+        self._prefer_memory_of(role.numa)
 
     def _show_tag(self, tag):
         address, room = self._tag

@@ -20,6 +20,9 @@ namespace {
 constexpr int64_t kSecond = 1'000'000'000;
 constexpr int64_t kLongestPause = 60 * kSecond;
 constexpr int64_t kSteadyAfter = 60 * kSecond;  // ready for so long, its next pause is the first
+// From a birth, or from when the template was ready, to the next fork ahead: ranks that start have
+// the machine for themselves.
+constexpr int64_t kParkAfter = kSecond / 10;
 // In the template's environment a tag is as long as any (run id, slot, incarnation): forks put
 // their own there.
 constexpr size_t kTagRoom = 72;
@@ -27,6 +30,20 @@ constexpr size_t kTagRoom = 72;
 void PutTexts(PayloadWriter& writer, const std::vector<std::string>& texts) {
   writer.Int(static_cast<uint32_t>(texts.size()));
   for (const std::string& text : texts) writer.Text(text);
+}
+
+std::vector<int> NumbersOf(const std::vector<UniqueFd>& fds) {
+  std::vector<int> numbers;
+  for (const UniqueFd& fd : fds) numbers.push_back(fd.get());
+  return numbers;
+}
+
+void PutRole(PayloadWriter& writer, const Birth& birth, const std::string& tag) {
+  std::vector<std::string> environment = birth.environment;
+  environment.push_back(fmt::format("{}={}", kSlotTagVariable, tag));
+  PutTexts(writer, environment);
+  PutTexts(writer, birth.variables);
+  writer.Int<int32_t>(birth.binding.numa);
 }
 
 }  // namespace
@@ -41,13 +58,15 @@ TemplateProcess::TemplateProcess(const GuardianCommand& orders, std::string prog
   Start();
 }
 
+void Gate::Open() { end_.TrySend(word_, NumbersOf(fds_)).IgnoreError(); }
+
 // --- Its life ---
 
 void TemplateProcess::Start() {
   is_given_up_ = false;
   end_by_ = kNever;
   if (const absl::Status started = TryStart(); !started.ok()) {
-    news_.notes.push_back(fmt::format("it could not be started: {}", MessageOf(started)));
+    Note(fmt::format("it could not be started: {}", MessageOf(started)));
     PauseThenStart();
   }
 }
@@ -77,9 +96,10 @@ absl::Status TemplateProcess::TryStart() {
   pid_ = pid;
   channel_ = std::move(ends.first);
   PayloadWriter start;
-  start.Int(static_cast<uint8_t>(TemplateOrder::kStart)).Int<uint32_t>(kTemplateVersion);
+  start.Int(static_cast<uint8_t>(TemplateOrder::kStart)).Int<uint32_t>(kOldestTemplateVersion);
   start.Text(orders_.program);
   PutTexts(start, orders_.arguments);
+  start.Int<uint32_t>(kTemplateVersion);
   if (const absl::Status sent = channel_.TrySend(start.bytes()); !sent.ok())
     GiveUp(fmt::format("the job's command was not taken: {}", MessageOf(sent)));
   return absl::OkStatus();
@@ -95,14 +115,19 @@ void TemplateProcess::PauseThenStart() {
 
 void TemplateProcess::GiveUp(std::string why) {
   if (pid_ > 0) kill(pid_, SIGKILL);  // our child, and not reaped: nobody else has its pid
-  if (!std::exchange(is_given_up_, true)) news_.notes.push_back(std::move(why));
+  if (!std::exchange(is_given_up_, true)) Note(std::move(why));
   channel_ = Channel();
+  parked_.clear();
   ReleaseAsked();
 }
 
+void TemplateProcess::Note(std::string line) { news_.notes.push_back(std::move(line)); }
+
 // Whatever it may still fork finds its gate closed.
 void TemplateProcess::ReleaseAsked() {
-  for (auto& [request, asked] : asked_) news_.refused.push_back(std::move(asked.birth));
+  for (auto& [request, asked] : asked_) {
+    if (asked.birth) news_.refused.push_back(*std::move(asked.birth));
+  }
   asked_.clear();
 }
 
@@ -121,6 +146,7 @@ void TemplateProcess::OnEnded(int code, int signal) {
 
 int64_t TemplateProcess::due_nanos() const {
   int64_t due = pid_ == 0 ? start_at_ : end_by_;
+  if (wants_to_park()) due = std::min(due, park_at_);
   for (const auto& [request, asked] : asked_) due = std::min(due, asked.deadline);
   return due;
 }
@@ -136,38 +162,82 @@ void TemplateProcess::Tick() {
     if (now >= asked.deadline)
       return GiveUp(fmt::format("it did not fork within {} s", kTemplateDeadlineNanos / kSecond));
   }
+  if (wants_to_park() && now >= park_at_) {
+    Asked asked;
+    if (!Ask(asked).ok()) park_at_ = now + kParkAfter;
+  }
+}
+
+// One at a time.
+bool TemplateProcess::wants_to_park() const {
+  return is_ready() && version_ > 1 && asked_.empty() && parked_.size() < slots_;
+}
+
+std::vector<pid_t> TemplateProcess::ParkedPids() const {
+  std::vector<pid_t> pids;
+  for (const Parked& parked : parked_) pids.push_back(parked.pid);
+  return pids;
+}
+
+void TemplateProcess::OnForkEnded(pid_t pid) {
+  std::erase_if(parked_, [&](const Parked& parked) { return parked.pid == pid; });
 }
 
 // --- Forks ---
 
 absl::Status TemplateProcess::Fork(Birth& birth, const std::string& tag) {
-  int ends[2];
-  if (socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, ends) != 0)
-    return ErrnoStatus(errno, "make a socket pair");
-  Asked asked{.gate = UniqueFd(ends[0]), .deadline = MonotonicNanos() + kTemplateDeadlineNanos};
-  const UniqueFd far_end(ends[1]);
-  fcntl(ends[0], F_SETFL, O_NONBLOCK);
+  if (!parked_.empty()) {
+    Parked parked = std::move(parked_.back());
+    parked_.pop_back();
+    TellForked(std::move(birth), tag, parked.pid, std::move(parked.gate));
+    return absl::OkStatus();
+  }
+  for (auto& [request, asked] : asked_) {
+    if (asked.birth) continue;
+    asked.birth = std::move(birth);
+    asked.tag = tag;
+    return absl::OkStatus();
+  }
+  Asked asked;
+  asked.birth = std::move(birth);
+  asked.tag = tag;
+  const absl::Status sent = Ask(asked);
+  if (!sent.ok()) birth = *std::move(asked.birth);
+  return sent;
+}
+
+// Taken where it was sent.
+absl::Status TemplateProcess::Ask(Asked& asked) {
+  OUTLAST_ASSIGN_OR_RETURN(auto ends, Channel::MakePair());
   PayloadWriter order;
   order.Int(static_cast<uint8_t>(TemplateOrder::kFork))
       .Int<uint64_t>(++last_request_)
       .Int<int32_t>(guardian_);
-  std::vector<std::string> environment = birth.environment;
-  environment.push_back(fmt::format("{}={}", kSlotTagVariable, tag));
-  PutTexts(order, environment);
-  PutTexts(order, birth.variables);
-  order.Int<int32_t>(birth.binding.numa);
-  std::vector<int> fds = {far_end.get()};
-  for (const UniqueFd& fd : birth.fds) fds.push_back(fd.get());
+  std::vector<int> fds = {ends.second.fd()};
+  if (version_ == 1) {
+    PutRole(order, *asked.birth, asked.tag);
+    for (const UniqueFd& fd : asked.birth->fds) fds.push_back(fd.get());
+  }
   OUTLAST_RETURN_IF_ERROR(channel_.TrySend(order.bytes(), fds));
-  asked.birth = std::move(birth);
+  asked.gate = ends.first.Release();
+  asked.deadline = MonotonicNanos() + kTemplateDeadlineNanos;
   asked_.emplace(last_request_, std::move(asked));
   return absl::OkStatus();
 }
 
+// What is asked for without a birth goes on, and is parked.
 bool TemplateProcess::Cancel(int slot, uint64_t incarnation) {
-  return std::erase_if(asked_, [&](const auto& entry) {
-           return entry.second.birth.slot == slot && entry.second.birth.incarnation == incarnation;
-         }) > 0;
+  for (auto& [request, asked] : asked_) {
+    if (!asked.birth || asked.birth->slot != slot || asked.birth->incarnation != incarnation)
+      continue;
+    if (version_ == 1) {
+      asked_.erase(request);
+    } else {
+      asked.birth.reset();
+    }
+    return true;
+  }
+  return false;
 }
 
 void TemplateProcess::OnReadable() {
@@ -187,11 +257,14 @@ void TemplateProcess::Read(const Channel::Packet& packet) {
   const auto kind = static_cast<TemplateAnswer>(answer.Int<uint8_t>());
   if (kind == TemplateAnswer::kReady && !is_ready_) {
     const auto version = answer.Int<uint32_t>();
-    if (version != kTemplateVersion)
-      return GiveUp(fmt::format("it speaks version {} of the protocol, {} wanted", version,
-                                kTemplateVersion));
+    if (version < kOldestTemplateVersion || version > kTemplateVersion)
+      return GiveUp(fmt::format("it speaks version {} of the protocol, {} to {} wanted", version,
+                                kOldestTemplateVersion, kTemplateVersion));
+    version_ = version;
     is_ready_ = true;
     ready_at_ = MonotonicNanos();
+    park_at_ = ready_at_ + kParkAfter;
+    refusal_.clear();
     news_.is_ready = true;
     return;
   }
@@ -206,9 +279,10 @@ void TemplateProcess::Read(const Channel::Packet& packet) {
         why.begin(), why.end(), [](char c) { return c >= 0 && c < ' '; }, ' ');
     const auto found = asked_.find(request);
     if (answer.ok() && found != asked_.end()) {
-      news_.notes.push_back(fmt::format("it refused to fork: {}", why));
-      news_.refused.push_back(std::move(found->second.birth));
+      if (std::exchange(refusal_, why) != why) Note(fmt::format("it refused to fork: {}", why));
+      if (found->second.birth) news_.refused.push_back(*std::move(found->second.birth));
       asked_.erase(found);
+      park_at_ = kNever;
     }
     if (answer.ok()) return;
   }
@@ -222,8 +296,26 @@ void TemplateProcess::TakeForked(uint64_t request, pid_t pid) {
   // A child that has ended stays one until it is reaped, and it is not while we ask.
   if (!process.has_value() || process->parent != guardian_ || pid == pid_)
     return GiveUp("it forked a process that is no child of the guardian");
-  news_.forked.push_back({std::move(found->second.birth), pid, std::move(found->second.gate)});
+  Asked asked = std::move(found->second);
   asked_.erase(found);
+  if (asked.birth)
+    return TellForked(*std::move(asked.birth), asked.tag, pid, std::move(asked.gate));
+  parked_.push_back({pid, std::move(asked.gate)});
+  park_at_ = MonotonicNanos() + kParkAfter;
+}
+
+void TemplateProcess::TellForked(Birth birth, const std::string& tag, pid_t pid, UniqueFd gate) {
+  PayloadWriter role;
+  std::vector<UniqueFd> fds;
+  if (version_ == 1) {
+    role.Int(uint8_t{1});  // it has its role already
+  } else {
+    PutRole(role, birth, tag);
+    fds = std::exchange(birth.fds, {});
+  }
+  news_.forked.push_back(
+      {std::move(birth), pid, Gate(std::move(gate), role.bytes(), std::move(fds))});
+  park_at_ = MonotonicNanos() + kParkAfter;
 }
 
 }  // namespace outlast

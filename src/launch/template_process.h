@@ -1,6 +1,7 @@
 // The guardian's template (run/template_wire.h): starts it, asks it for forks, and gives up on it
 // when it does not answer as it should; then it is killed, and started again after a pause of 1, 2,
-// 4 ... 60 s.
+// 4 ... 60 s. While nobody waits it asks for forks ahead, one a slot: these are *parked* until a
+// birth comes.
 #pragma once
 
 #include <sys/types.h>
@@ -19,6 +20,20 @@
 
 namespace outlast {
 
+// Holds a fork back.
+class Gate {
+ public:
+  Gate(UniqueFd end, std::string word, std::vector<UniqueFd> fds)
+      : end_(std::move(end)), word_(std::move(word)), fds_(std::move(fds)) {}
+  // Lets it go; destroyed before, the fork ends. One that is gone already is reaped.
+  void Open();
+
+ private:
+  Channel end_;
+  std::string word_;
+  std::vector<UniqueFd> fds_;
+};
+
 // Nothing here waits.
 class TemplateProcess {
  public:
@@ -30,9 +45,9 @@ class TemplateProcess {
   // What has come of births and of the template since the last call.
   struct News {
     struct Forked {
-      Birth birth;
+      Birth birth;  // without its descriptors
       pid_t pid;
-      UniqueFd gate;  // one byte lets it go on; closed, it ends
+      Gate gate;
     };
     std::vector<Forked> forked;
     std::vector<Birth> refused;      // to be spawned otherwise
@@ -50,6 +65,9 @@ class TemplateProcess {
   bool is_ready() const { return is_ready_ && channel_.fd() >= 0; }
   // Forks were asked for that are not answered: a child that nobody knows may be one of them.
   bool is_asked() const { return !asked_.empty(); }
+  // How many forks may be parked.
+  void SetSlots(size_t slots) { slots_ = slots; }
+  std::vector<pid_t> ParkedPids() const;
 
   // kUnavailable: it cannot be asked.
   absl::Status Fork(Birth& birth, const std::string& tag);
@@ -58,20 +76,30 @@ class TemplateProcess {
 
   void OnReadable();
   void OnEnded(int code, int signal);  // it was reaped
+  void OnForkEnded(pid_t pid);         // one that may have been parked
   void Tick();
 
  private:
   struct Asked {
-    Birth birth;
+    std::optional<Birth> birth;  // none: to be parked
+    std::string tag;
     UniqueFd gate;
     int64_t deadline;
+  };
+  struct Parked {
+    pid_t pid;
+    UniqueFd gate;
   };
 
   void Start();
   absl::Status TryStart();
   void PauseThenStart();
   void Read(const Channel::Packet& packet);
+  absl::Status Ask(Asked& asked);
   void TakeForked(uint64_t request, pid_t pid);
+  void TellForked(Birth birth, const std::string& tag, pid_t pid, UniqueFd gate);
+  bool wants_to_park() const;
+  void Note(std::string line);
   void GiveUp(std::string why);
   void ReleaseAsked();
 
@@ -89,8 +117,13 @@ class TemplateProcess {
   int64_t end_by_ = kNever;   // it closed its socket
   int64_t ready_at_ = 0;
   int64_t pause_ = 0;
+  uint32_t version_ = 0;  // of the protocol
   uint64_t last_request_ = 0;
   std::map<uint64_t, Asked> asked_;
+  size_t slots_ = 0;
+  std::vector<Parked> parked_;
+  int64_t park_at_ = kNever;  // the next
+  std::string refusal_;       // that was told last
   News news_;
 };
 

@@ -8,6 +8,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <charconv>
 #include <cstdio>
@@ -29,13 +30,19 @@ namespace {
 
 constexpr int kPreferred = 1;  // MPOL_PREFERRED of linux/mempolicy.h
 
-struct ForkRequest {
-  uint64_t request = 0;
-  pid_t guardian = 0;
+// What makes a fork a rank.
+struct Role {
   std::vector<std::string> environment;
   std::vector<std::string> names;
   int numa = -1;
   std::vector<UniqueFd> fds;
+};
+
+struct ForkRequest {
+  uint64_t request = 0;
+  pid_t guardian = 0;
+  UniqueFd gate;
+  std::optional<Role> role;  // none: it comes through the gate
 };
 
 std::vector<std::string> TakeTexts(PayloadReader& reader) {
@@ -48,6 +55,16 @@ std::vector<std::string> TakeTexts(PayloadReader& reader) {
 [[noreturn]] void EndTemplate(std::string_view why) {
   PrintToStderr("outlast: template: {}\n", why);
   _exit(1);
+}
+
+std::optional<Role> TakeRole(PayloadReader& reader, std::vector<UniqueFd> fds) {
+  Role role;
+  role.environment = TakeTexts(reader);
+  role.names = TakeTexts(reader);
+  role.numa = reader.Int<int32_t>();
+  role.fds = std::move(fds);
+  if (!reader.ok() || role.fds.size() != kStandardFiles + role.names.size()) return std::nullopt;
+  return role;
 }
 
 // Calls `see` with each name in the folder.
@@ -100,7 +117,7 @@ class TemplateServer {
 
  private:
   void TakeStart();
-  static std::optional<ForkRequest> Read(Channel::Packet& packet);
+  std::optional<ForkRequest> Read(Channel::Packet& packet) const;
   // True in the child.
   bool Fork(ForkRequest& request);
   void Answer(const PayloadWriter& answer) const {
@@ -111,11 +128,13 @@ class TemplateServer {
         PayloadWriter().Int(static_cast<uint8_t>(TemplateAnswer::kRefused)).Int(request).Text(why));
   }
   void BecomeRank(ForkRequest& request);
+  static std::optional<Role> AwaitRole(ForkRequest& request);
   void ShowTag(std::string_view tag) const;
 
   Channel guardian_;
   char* const tag_;  // in the memory that the kernel shows as this process's environment
   std::vector<std::string> arguments_;
+  uint32_t version_ = kOldestTemplateVersion;
 };
 
 void TemplateServer::TakeStart() {
@@ -125,33 +144,33 @@ void TemplateServer::TakeStart() {
   PayloadReader reader((*packet)->bytes);
   const bool is_start = reader.Int<uint8_t>() == static_cast<uint8_t>(TemplateOrder::kStart);
   const auto version = reader.Int<uint32_t>();
-  if (!is_start || version != kTemplateVersion)
-    EndTemplate(fmt::format("the launcher speaks version {} of the template protocol, {} wanted",
-                            version, kTemplateVersion));
+  if (!is_start || version != kOldestTemplateVersion)
+    EndTemplate(
+        fmt::format("the launcher begins with version {} of the template protocol, {} wanted",
+                    version, kOldestTemplateVersion));
   (void)reader.Text();  // the program is this one
   arguments_ = TakeTexts(reader);
+  if (!reader.rest().empty()) version_ = std::min(reader.Int<uint32_t>(), kTemplateVersion);
 }
 
-std::optional<ForkRequest> TemplateServer::Read(Channel::Packet& packet) {
+std::optional<ForkRequest> TemplateServer::Read(Channel::Packet& packet) const {
   PayloadReader reader(packet.bytes);
   if (reader.Int<uint8_t>() != static_cast<uint8_t>(TemplateOrder::kFork)) return std::nullopt;
   ForkRequest request;
   request.request = reader.Int<uint64_t>();
   request.guardian = reader.Int<int32_t>();
-  request.environment = TakeTexts(reader);
-  request.names = TakeTexts(reader);
-  request.numa = reader.Int<int32_t>();
-  request.fds = std::move(packet.fds);
-  if (!reader.ok() || request.fds.size() != kForkOwnDescriptors + request.names.size())
-    return std::nullopt;
+  if (!reader.ok() || packet.fds.empty()) return std::nullopt;
+  request.gate = std::move(packet.fds.front());
+  packet.fds.erase(packet.fds.begin());
+  if (version_ > 1) return request;
+  request.role = TakeRole(reader, std::move(packet.fds));
+  if (!request.role) return std::nullopt;
   return request;
 }
 
 void TemplateServer::Serve(int& argc, char**& argv) {
   TakeStart();
-  Answer(PayloadWriter()
-             .Int(static_cast<uint8_t>(TemplateAnswer::kReady))
-             .Int<uint32_t>(kTemplateVersion));
+  Answer(PayloadWriter().Int(static_cast<uint8_t>(TemplateAnswer::kReady)).Int<uint32_t>(version_));
   while (true) {
     auto packet = guardian_.Receive();
     if (!packet.ok() || !packet->has_value()) _exit(0);
@@ -217,30 +236,42 @@ bool TemplateServer::Fork(ForkRequest& request) {
 void TemplateServer::BecomeRank(ForkRequest& request) {
   setpgid(0, 0);
   guardian_ = Channel();
-  char go;
-  ssize_t count;
-  do {
-    count = read(request.fds[0].get(), &go, 1);
-  } while (count < 0 && errno == EINTR);
-  if (count != 1) _exit(127);
+  std::optional<Role> role = AwaitRole(request);
+  if (!role) _exit(127);
   prctl(PR_SET_PDEATHSIG, SIGKILL);
   if (getppid() != request.guardian) _exit(127);  // it died before the line above
-  for (int fd = 0; fd < 3; ++fd) {
-    if (dup2(request.fds[static_cast<size_t>(fd) + 1].get(), fd) < 0) _exit(127);
+  for (int fd = 0; fd < static_cast<int>(kStandardFiles); ++fd) {
+    if (dup2(role->fds[static_cast<size_t>(fd)].get(), fd) < 0) _exit(127);
   }
-  for (size_t i = 0; i < request.names.size(); ++i) {
-    const int fd = request.fds[kForkOwnDescriptors + i].Release();
+  for (size_t i = 0; i < role->names.size(); ++i) {
+    const int fd = role->fds[kStandardFiles + i].Release();
     fcntl(fd, F_SETFD, 0);
-    setenv(request.names[i].c_str(), std::to_string(fd).c_str(), 1);
+    setenv(role->names[i].c_str(), std::to_string(fd).c_str(), 1);
   }
-  for (const std::string& variable : request.environment) {
+  for (const std::string& variable : role->environment) {
     const size_t equals = variable.find('=');
     if (equals == std::string::npos) continue;
     const std::string name = variable.substr(0, equals);
     if (name == kSlotTagVariable) ShowTag(variable.substr(equals + 1));
     setenv(name.c_str(), variable.c_str() + equals + 1, 1);
   }
-  PreferMemoryOf(request.numa);
+  PreferMemoryOf(role->numa);
+}
+
+// none: it was given up.
+std::optional<Role> TemplateServer::AwaitRole(ForkRequest& request) {
+  if (request.role) {
+    char go;
+    ssize_t count;
+    do {
+      count = read(request.gate.get(), &go, 1);
+    } while (count < 0 && errno == EINTR);
+    return count == 1 ? std::move(request.role) : std::nullopt;
+  }
+  auto packet = Channel(std::move(request.gate)).Receive();
+  if (!packet.ok() || !packet->has_value()) return std::nullopt;
+  PayloadReader reader((*packet)->bytes);
+  return TakeRole(reader, std::move((*packet)->fds));
 }
 
 void TemplateServer::ShowTag(std::string_view tag) const {

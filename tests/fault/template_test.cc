@@ -129,7 +129,7 @@ INSTANTIATE_TEST_SUITE_P(
                       Fault{"thread", kReady, kEvents, "it has 2 threads, 1 wanted"},
                       Fault{"nonsense", kNote, kEvents, "it said something that is no answer"},
                       Fault{"version", kNote, kEvents,
-                            "it speaks version 9 of the protocol, 1 wanted"},
+                            "it speaks version 9 of the protocol, 1 to 2 wanted"},
                       Fault{"silent", kReady, kEvents, "it did not fork within 2 s"}),
     [](const ::testing::TestParamInfo<Fault>& row) { return std::string(row.param.name); });
 
