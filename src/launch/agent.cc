@@ -136,6 +136,7 @@ class Agent final : public WorkerHost, private Vault {
   void SpawnFailed(const SpawnWorker& worker, const absl::Status& why);
   absl::Status TrySpawn(SpawnRequest& request);
   absl::StatusOr<WorkerPlace> PlaceOf(const SpawnRequest& request);
+  uint16_t MasterPortOf(const WorkerPlace& place) const;
   absl::StatusOr<std::unique_ptr<JobMachine>> MakeMachine();
   // -1: it is not held here.
   int SlotOf(int rank) const;
@@ -564,12 +565,22 @@ absl::Status Agent::TrySpawn(SpawnRequest& request) {
        .descriptors = {{"OUTLAST_SOCKET_FD", request.socket.get()},
                        {"OUTLAST_BLACKBOX_FD", request.black_box_fd}},
        .binding = bindings_[static_cast<size_t>(worker.slot)],
-       .may_be_forked = is_template_started_}));
+       .may_be_forked = is_template_started_,
+       .master_port = MasterPortOf(place),
+       .is_master = request.rank == 0}));
   const std::string prefix = fmt::format("[{}] ", request.rank);
   console_->Follow(worker.incarnation, logs.output_path, prefix, Console::Stream::kOutput);
   console_->Follow(worker.incarnation, logs.error_path, prefix, Console::Stream::kError);
   workers_[worker.slot] = {.spawn = worker, .rank = request.rank, .error_path = logs.error_path};
   return absl::OkStatus();
+}
+
+// Of a rank that starts on its own, into a job whose others have joined, nobody waits there.
+uint16_t Agent::MasterPortOf(const WorkerPlace& place) const {
+  for (int slot = 0; slot < keeper_->slots(); ++slot) {
+    if (keeper_->is_joined(slot)) return 0;
+  }
+  return place.master && place.group_rank == 0 ? place.master->port : uint16_t{0};
 }
 
 void Agent::StartTemplate() {

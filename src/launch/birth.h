@@ -25,6 +25,8 @@ struct Birth {
   std::vector<std::string> variables;  // of the descriptors after the first three
   std::vector<UniqueFd> fds;
   Binding binding;
+  uint16_t master_port = 0;
+  bool is_master = false;
 };
 
 // All that a child needs, ready before it is made: each page that it touches is copied for it.

@@ -185,7 +185,8 @@ absl::Status Guardian::Spawn(const WorkerSpec& spec) {
   }
   order.Int(static_cast<uint32_t>(spec.binding.cpus.size()));
   for (const int cpu : spec.binding.cpus) order.Int<int32_t>(cpu);
-  order.Int<int32_t>(spec.binding.numa);
+  order.Int<int32_t>(spec.binding.numa).Int<uint16_t>(spec.master_port);
+  order.Int<uint8_t>(spec.is_master ? 1 : 0);
   return channel_.Send(order.bytes(), fds);
 }
 

@@ -78,6 +78,11 @@ struct WorkerSpec {
   std::vector<std::pair<std::string, int>> descriptors;
   Binding binding;
   bool may_be_forked = false;  // from the template, if it is ready
+  // Of ranks that start together on the node of rank 0, which may listen there. Forks begin at the
+  // same instant, and torch.distributed, refused once, looks again after half a second: the others
+  // are let go when rank 0 listens, or 100 ms after it.
+  uint16_t master_port = 0;  // 0: it does not matter
+  bool is_master = false;
 };
 
 // A program that speaks the template protocol (run/template_wire.h).

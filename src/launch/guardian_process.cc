@@ -16,6 +16,7 @@
 #include <set>
 
 #include "base/error.h"
+#include "base/listening.h"
 #include "base/prompt_thread.h"
 #include "launch/guardian_state.h"
 #include "launch/process.h"
@@ -32,6 +33,7 @@ constexpr int64_t kStuckAfterNanos = 5'000'000'000;
 // A safety net only: ends are told by SIGCHLD. It catches a helper that was forked between a look
 // and its parent's kill.
 constexpr int kLookAgainMillis = 5;
+constexpr int64_t kMasterNanos = 100'000'000;
 constexpr absl::Duration kEndAllLimit = absl::Seconds(10);
 
 }  // namespace
@@ -93,6 +95,8 @@ void GuardianProcess::Serve() {
 
 int GuardianProcess::PollMillis() const {
   if (is_killing()) return kLookAgainMillis;
+  const auto is_held = [](const auto& entry) { return entry.second.gate.has_value(); };
+  if (std::any_of(wards_.begin(), wards_.end(), is_held)) return 1;
   int64_t due = TemplateProcess::kNever;
   if (template_.has_value()) due = template_->due_nanos();
   if (!has_agent()) due = std::min(due, adopt_due_);
@@ -184,7 +188,8 @@ void GuardianProcess::BeginKill(Ward& ward) {
 
 void GuardianProcess::TakeBirth(PayloadReader& order, int slot, uint64_t incarnation,
                                 std::vector<UniqueFd> fds) {
-  Birth birth{slot, incarnation, order.Int<uint8_t>() != 0, {}, {}, std::move(fds), {}};
+  Birth birth{.slot = slot, .incarnation = incarnation, .fds = std::move(fds)};
+  birth.may_be_forked = order.Int<uint8_t>() != 0;
   for (uint32_t left = order.Int<uint32_t>(); left > 0 && order.ok(); --left)
     birth.environment.emplace_back(order.Text());
   for (uint32_t left = order.Int<uint32_t>(); left > 0 && order.ok(); --left)
@@ -192,6 +197,8 @@ void GuardianProcess::TakeBirth(PayloadReader& order, int slot, uint64_t incarna
   for (uint32_t left = order.Int<uint32_t>(); left > 0 && order.ok(); --left)
     birth.binding.cpus.push_back(order.Int<int32_t>());
   birth.binding.numa = order.Int<int32_t>();
+  birth.master_port = order.Int<uint16_t>();
+  birth.is_master = order.Int<uint8_t>() != 0;
   KeepBlackBox(birth);
   fates_[slot] = {.incarnation = incarnation, .error = {}};
   births_.push_back(std::move(birth));
@@ -305,6 +312,8 @@ void GuardianProcess::Adopt(TemplateProcess::News::Forked forked) {
   ward.tag = TagOf(birth);
   ward.pid = forked.pid;
   ward.gate = std::move(forked.gate);
+  ward.master_port = birth.master_port;
+  ward.is_master = birth.is_master;
   setpgid(ward.pid, ward.pid);
   BindToCpus(ward.pid, birth.binding);
   const absl::StatusOr<UniqueFd> pidfd = OpenPidFd(ward.pid);
@@ -318,9 +327,19 @@ void GuardianProcess::Adopt(TemplateProcess::News::Forked forked) {
 void GuardianProcess::OpenGates() {
   if (is_killing()) return;
   for (auto& [slot, ward] : wards_) {
-    if (ward.gate) ward.gate->Open();
+    if (!ward.gate || is_behind_master(ward)) continue;
+    ward.gate->Open();
     ward.gate.reset();
+    if (ward.is_master) master_ = {ward.master_port, MonotonicNanos() + kMasterNanos};
   }
+}
+
+// Rank 0 was let go, and does not listen yet.
+bool GuardianProcess::is_behind_master(const Ward& ward) {
+  if (ward.is_master || ward.master_port == 0 || ward.master_port != master_.port) return false;
+  if (MonotonicNanos() >= master_.due || IsListenedOn(ward.master_port).value_or(true))
+    master_ = {};
+  return master_.port != 0;
 }
 
 // --- Death ---

@@ -30,8 +30,10 @@ struct Ward {
   uint64_t incarnation = 0;
   pid_t pid = 0;
   std::string tag;
-  UniqueFd failure;           // the reading end of the exec pipe; closed: it was forked
-  std::optional<Gate> gate;   // forked, and not let go yet
+  UniqueFd failure;          // the reading end of the exec pipe; closed: it was forked
+  std::optional<Gate> gate;  // forked, and not let go yet
+  uint16_t master_port = 0;  // of a gated one
+  bool is_master = false;
   bool asked_to_end = false;  // by a signal that a trainer may answer in its own time
   bool killing = false;
   bool stuck_told = false;
@@ -81,6 +83,7 @@ class GuardianProcess {
   void TakeNewsOfTemplate();
   void Adopt(TemplateProcess::News::Forked forked);
   void OpenGates();
+  bool is_behind_master(const Ward& ward);
   std::string TagOf(const Birth& birth) const;
   int PollMillis() const;
   void RefuseBirth(const Birth& birth, std::string_view why);
@@ -126,6 +129,11 @@ class GuardianProcess {
   std::deque<Birth> births_;             // wait until no tree is being killed
   std::map<int, UniqueFd> black_boxes_;  // by slot
   std::optional<TemplateProcess> template_;
+  struct Master {
+    uint16_t port = 0;  // 0: nobody waits for one
+    int64_t due = 0;
+  };
+  Master master_;  // the rank 0 that was let go last
   std::string run_dir_;
   bool was_told_to_finish_ = false;
   bool was_terminated_ = false;  // since an agent came last

@@ -12,9 +12,8 @@ inline constexpr uint32_t kGuardianVersion = 2;
 
 enum class GuardianOrder : uint8_t {
   // i32 slot, u64 incarnation, u8 may be forked from the template, u32 count and Text each of the
-  // environment, u32 count and Text each
-  // of the descriptors'
-  // variables, u32 count and i32 each of the CPUs, i32 NUMA node; descriptors: standard input,
+  // environment, u32 count and Text each of the descriptors' variables, u32 count and i32 each of
+  // the CPUs, i32 NUMA node, u16 master's port, u8 it is the master; descriptors: standard input,
   // output, error, then those.
   kSpawn = 1,
   // i32 slot, u64 incarnation, i32 signal

@@ -75,6 +75,32 @@ TEST_F(Template, FillsAllRanksOfAPlainProgramThatStartsAgain) {
   EXPECT_THAT(Lines("starts"), ::testing::UnorderedElementsAre("rank 0 forked", "rank 1 forked"));
 }
 
+// Forks begin at the same instant: those that would look for rank 0's server in vain are held back.
+TEST_F(Template, LetsRankZeroListenBeforeTheOthersLook) {
+  EXPECT_EQ(job_.Run(Command(3, "meet")), 0) << job_.Read("err");
+  EXPECT_THAT(Lines("starts"), SizeIs(3));
+  EXPECT_THAT(Lines("meetings"), ::testing::ElementsAre("met", "met"));
+}
+
+// Forks are made ahead, one a rank, once nobody starts any more.
+TEST_F(Template, HasAForkReadyForEachRank) {
+  job_.Start(Command(2, "plain", "word", "nothing"));
+  std::vector<pid_t> children;  // of the guardian: two ranks, the template, two forks
+  const int64_t deadline =
+      MonotonicNanos() + absl::ToInt64Nanoseconds(absl::Seconds(10) * testing::TimeFactor());
+  while (children.size() < 5 && MonotonicNanos() < deadline) {
+    usleep(10'000);
+    const auto ready = Events("template_ready");
+    if (ready.empty()) continue;
+    const auto process = ReadProcess(ready[0]["pid"].get<pid_t>());
+    if (process) children = ChildrenOf(process->parent);
+  }
+  EXPECT_THAT(children, SizeIs(5));
+  kill(job_.pid(), SIGINT);
+  EXPECT_EQ(job_.Wait().code, 130);
+  EXPECT_EQ(CountAliveAfter(children, absl::Seconds(1)), 0);
+}
+
 TEST_F(Template, EndsWithTheJob) {
   EXPECT_EQ(job_.Run(Command(1, "plain")), 0) << job_.Read("err");
   const auto ready = Events("template_ready");

@@ -6,9 +6,12 @@
 //   plain   end; so does a joined rank of `join`
 //   helper  leave a helper in a session of its own, a fork of a fork, and fail; the attempt behind
 //           that adds "gone" or "alive" to "helpers"
+//   meet    rank 0 listens on MASTER_PORT, 40 ms after its start, until the others have come; they
+//           connect once, and add "met" or "refused" to "meetings"
 //   stay    add their own pid and a helper's to "pids", write to "ready" and stay
 // TEMPLATE_FAULT, for the template alone: what it does instead of serving.
 #include <fcntl.h>
+#include <netinet/in.h>
 #include <signal.h>
 #include <sys/socket.h>
 #include <unistd.h>
@@ -78,6 +81,24 @@ pid_t StartHelper() {
   return helper;
 }
 
+void Meet() {
+  sockaddr_in at{};
+  at.sin_family = AF_INET;
+  at.sin_port = htons(static_cast<uint16_t>(NumberOf("MASTER_PORT")));
+  at.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+  const int fd = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
+  if (NumberOf("RANK") != 0) {
+    const bool met = connect(fd, reinterpret_cast<sockaddr*>(&at), sizeof at) == 0;
+    return AppendLine("meetings", met ? "met" : "refused");
+  }
+  usleep(40'000);
+  const int on = 1;
+  setsockopt(fd, SOL_SOCKET, SO_REUSEADDR, &on, sizeof on);
+  if (bind(fd, reinterpret_cast<sockaddr*>(&at), sizeof at) != 0 || listen(fd, 16) != 0)
+    std::abort();
+  for (int rank = 1; rank < NumberOf("WORLD_SIZE"); ++rank) accept(fd, nullptr, nullptr);
+}
+
 [[noreturn]] void DieOnce(const std::string& file, const std::string& text) {
   while (Read(file).find(text) == std::string::npos) usleep(1000);
   kill(getpid(), SIGKILL);
@@ -121,6 +142,7 @@ int main(int argc, char** argv) {
   if (attempt == 0 && NumberOf("RANK") == 0) DieOnce(argv[2], argv[3]);
   if (attempt == 0) PauseForEver();
   NoteStart(is_forked);
+  if (what == "meet") Meet();
   if (what == "helper" && attempt == 1) {
     AppendLine("helper_pid", std::to_string(StartHelper()));
     return 4;
