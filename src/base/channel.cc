@@ -5,6 +5,7 @@
 
 #include <cerrno>
 #include <cstring>
+#include <utility>
 
 #include "base/error.h"
 #include "outlast/base/clock.h"
@@ -106,9 +107,13 @@ absl::StatusOr<std::optional<Channel::Packet>> Channel::ReceiveWith(int flags) c
   header.msg_control = control;
   header.msg_controllen = sizeof control;
   ssize_t received;
+  bool was_reset = false;
+  // The kernel says once that the peer has closed its end and left something unread, before it
+  // gives what the peer had said.
   do {
     received = recvmsg(fd_.get(), &header, MSG_CMSG_CLOEXEC | flags);
-  } while (received < 0 && errno == EINTR);
+  } while (received < 0 &&
+           (errno == EINTR || (errno == ECONNRESET && !std::exchange(was_reset, true))));
   if (received < 0 && errno == EAGAIN)
     return Error(absl::StatusCode::kResourceExhausted, "receive a message: none is there");
   if (received < 0 && errno != ECONNRESET) return ErrnoStatus(errno, "receive a message");

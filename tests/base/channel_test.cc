@@ -33,6 +33,19 @@ ino_t InodeOf(int fd) {
   return about.st_ino;
 }
 
+TEST(Channel, GivesWhatAPeerSaidThatWentAwayWithoutReadingAll) {
+  Ends ends = MakeEnds();
+  ASSERT_TRUE(ends.near.Send("never read").ok());
+  ASSERT_TRUE(ends.far.Send("the last word").ok());
+  ends.far = Channel();
+
+  const auto said = ends.near.Receive();
+  ASSERT_TRUE(said.ok()) << said.status();
+  ASSERT_TRUE(said->has_value());
+  EXPECT_EQ((*said)->bytes, "the last word");
+  EXPECT_FALSE(ends.near.Receive().value().has_value());
+}
+
 TEST(Channel, KeepsMessagesApartAndInOrder) {
   const Ends ends = MakeEnds();
   ASSERT_TRUE(ends.near.Send("one").ok());
