@@ -13,6 +13,7 @@
 #include "base/error.h"
 #include "checkpoint/hooks.h"
 #include "checkpoint/reader.h"
+#include "checkpoint/remote_reads.h"
 #include "checkpoint/save_service.h"
 #include "checkpoint/save_wire.h"
 #include "checkpoint/snapshotter.h"
@@ -93,16 +94,17 @@ uint64_t StateBytes(const StateView& state) {
   return bytes;
 }
 
-// The share of a restore that a rank reads: what it would write.
-StateView ShareOf(const Assignment& assignment, const Buffer& buffer) {
-  StateView state;
-  for (const PlannedItem& item : assignment.image) {
-    state.regions.push_back({item.box.name, item.box.dtype, item.box.global, item.box.offset,
-                             item.box.extent,
-                             buffer.image().subspan(assignment.header.size() + item.box.begin,
-                                                    item.box.end - item.box.begin)});
-  }
-  return state;
+// The share of a restore that a rank reads, in its buffer.
+std::vector<Region> RegionsOf(const Assignment& share, const Buffer& buffer) {
+  std::vector<Region> regions;
+  const auto add = [&](const PlannedItem& item, std::span<std::byte> part, uint64_t begin) {
+    regions.push_back({item.box.name, item.box.dtype, item.box.global, item.box.offset,
+                       item.box.extent, part.subspan(begin, item.box.end - item.box.begin)});
+  };
+  for (const PlannedItem& item : share.image)
+    add(item, buffer.image(), share.header.size() + item.box.begin);
+  for (const PlannedItem& item : share.replicated) add(item, buffer.replicated(), item.box.begin);
+  return regions;
 }
 
 }  // namespace
@@ -189,10 +191,17 @@ class Checkpointer::Impl {
                            const StateView& state, const RestoreOptions& options);
   absl::Status RestoreFromReplica(const Message& chosen, const RestoreChoice& choice,
                                   const StateView& state) const;
-  absl::Status RestoreFromDisk(uint32_t attempt, const RestoreChoice& choice,
-                               const StateView& state, const RestoreOptions& options);
-  absl::StatusOr<bool> ReadTogether(uint32_t attempt, const CheckpointReader& reader,
-                                    const StateView& state, Widening widening);
+  absl::Status RestoreFromFiles(uint32_t attempt, const Message& chosen,
+                                const RestoreChoice& choice, const StateView& state,
+                                const RestoreOptions& options);
+  absl::StatusOr<std::unique_ptr<CheckpointReader>> OpenChosen(uint32_t attempt,
+                                                               const Message& chosen,
+                                                               const RestoreChoice& choice,
+                                                               const StateView& state);
+  absl::Duration ReadLimit(RestoreSource source, const StateView& state) const;
+  absl::StatusOr<bool> ReadTogether(uint32_t attempt, const RestoreChoice& choice,
+                                    const CheckpointReader& reader, const StateView& state,
+                                    Widening widening);
   absl::StatusOr<Message> Gather(uint32_t attempt, Share share, absl::Duration timeout);
   void RestoreAhead(const Message& message);
   // kMust: waits for a free buffer, and copies at once.
@@ -422,13 +431,9 @@ absl::StatusOr<int64_t> Checkpointer::Impl::Restore(const StateView& state,
   if (snapshotter_ != nullptr) snapshotter_->GiveUp();  // nothing of an aborted step is sealed
   OUTLAST_RETURN_IF_ERROR(EnsureBuffers(state));
   KeepRegions(state);
-  // With a remote root, the choice may come with a whole checkpoint.
   absl::Duration choose_timeout = kChooseTimeout;
-  if (!options_.remote.uri.empty()) {
-    choose_timeout += kOpenRemoteTimeout +
-                      absl::Seconds(static_cast<double>(StateBytes(state)) * run_.world() / 5e6);
-  }
-  // So it may of several nodes, with what another one's agent has of this rank.
+  if (!options_.remote.uri.empty()) choose_timeout += kOpenRemoteTimeout;
+  // Of several nodes, the choice may come with what another one's agent has of this rank.
   choose_timeout += absl::Seconds(static_cast<double>(StateBytes(state)) / 50e6);
   for (uint32_t attempt = 0;; ++attempt) {
     OUTLAST_ASSIGN_OR_RETURN(
@@ -444,9 +449,8 @@ absl::StatusOr<int64_t> Checkpointer::Impl::Restore(const StateView& state,
                                  .Int(static_cast<uint8_t>(mismatch))
                                  .Text(MessageOf(status))
                                  .bytes();
-    const absl::Duration deadline =
-        kVoteTimeout + absl::Seconds(static_cast<double>(StateBytes(state)) / 50e6);
-    const auto counted = run_.link().Call(MessageKind::kVote, run_.generation(), vote, deadline);
+    const auto counted = run_.link().Call(MessageKind::kVote, run_.generation(), vote,
+                                          kVoteTimeout + ReadLimit(choice.source, state));
     share_.reset();  // all have voted, so nobody looks into it any more
     OUTLAST_RETURN_IF_ERROR(counted.status());
     if (mismatch) return status;
@@ -486,7 +490,7 @@ absl::Status Checkpointer::Impl::RestoreFrom(uint32_t attempt, const Message& ch
     live_ = ahead_ = std::nullopt;
     extras_.clear();
     if (choice.is_of_files()) {
-      OUTLAST_RETURN_IF_ERROR(RestoreFromDisk(attempt, choice, state, options));
+      OUTLAST_RETURN_IF_ERROR(RestoreFromFiles(attempt, chosen, choice, state, options));
       source = choice.source == RestoreSource::kRemote ? "remote" : "disk";
     }
   }
@@ -558,60 +562,78 @@ absl::StatusOr<Message> Checkpointer::Impl::Gather(uint32_t attempt, Share share
                           PayloadWriter().Int(attempt).Int(share).Int(buffer).bytes(), timeout);
 }
 
-// Each byte is read by one rank of the machine, into a free buffer of its own; the others copy it
-// from there. False: nothing is shared, or somebody has no free buffer. The error's message is
-// empty where a peer could not read its share: that one tells why.
-absl::StatusOr<bool> Checkpointer::Impl::ReadTogether(uint32_t attempt,
+// Each byte is read by one rank of the node, into a free buffer of its own; the others copy it from
+// there. False: nothing is shared, or somebody has no free buffer. The error's message is empty
+// where a mate could not read its share: that one tells why.
+absl::StatusOr<bool> Checkpointer::Impl::ReadTogether(uint32_t attempt, const RestoreChoice& choice,
                                                       const CheckpointReader& reader,
                                                       const StateView& state, Widening widening) {
+  if (choice.mates.size() < 2) return false;
   OUTLAST_ASSIGN_OR_RETURN(const JobPlan job, ReadJobPlan());
   std::vector<Assignment> assignments;
-  for (uint32_t rank = 0; rank < static_cast<uint32_t>(run_.world()); ++rank) {
+  for (const uint32_t rank : choice.mates) {
     OUTLAST_ASSIGN_OR_RETURN(Assignment assignment, AssignmentOf(job.plan, rank));
     assignments.push_back(std::move(assignment));
   }
   if (std::ranges::all_of(assignments, [](const Assignment& a) { return a.replicated.empty(); }))
     return false;
-  const auto rank = static_cast<size_t>(run_.rank());
-  const Assignment& own = assignments[rank];
+  const auto self = std::ranges::find(choice.mates, static_cast<uint32_t>(run_.rank()));
+  if (self == choice.mates.end())
+    return Error(absl::StatusCode::kInternal, "rank {} restores with others", run_.rank());
+  const auto own = static_cast<size_t>(self - choice.mates.begin());
+  const std::vector<Assignment> shares = SharesOfNode(assignments);
   share_ = snapshotter_->Borrow();
   absl::Status read = absl::OkStatus();
   if (share_) {
-    read = reader
-               .ReadState(ShareOf(own, share_->buffer()), Strictness::kMatching, IoMode::kDirect,
-                          widening)
-               .status();
+    read = reader.ReadRegions(RegionsOf(shares[own], share_->buffer()), IoMode::kDirect, widening);
   }
-  // A share that is no state (one name twice) is no damage: each then reads its own.
+  // A share that cannot be a state is no damage: each then reads its own.
   const bool cannot = !share_ || absl::IsInvalidArgument(read);
-  const absl::Duration timeout =
-      kVoteTimeout + absl::Seconds(static_cast<double>(StateBytes(state)) / 50e6);
-  OUTLAST_ASSIGN_OR_RETURN(const Message gathered, Gather(attempt,
-                                                          cannot      ? Share::kCannot
-                                                          : read.ok() ? Share::kReady
-                                                                      : Share::kFailed,
-                                                          timeout));
+  const Share share = cannot ? Share::kCannot : read.ok() ? Share::kReady : Share::kFailed;
+  OUTLAST_ASSIGN_OR_RETURN(const Message gathered,
+                           Gather(attempt, share, kVoteTimeout + ReadLimit(choice.source, state)));
   const auto all = PayloadReader(gathered.payload).Int<Share>();
   if (all == Share::kCannot) return false;
   OUTLAST_RETURN_IF_ERROR(read);
   if (all != Share::kReady) return MakeStatus(absl::StatusCode::kUnavailable, "");
-  if (gathered.fds.size() != assignments.size())
+  if (gathered.fds.size() != shares.size())
     return Error(absl::StatusCode::kInternal, "shares of a restore: {} descriptors, {} wanted",
-                 gathered.fds.size(), assignments.size());
-  for (size_t peer = 0; peer < assignments.size(); ++peer) {
-    OUTLAST_ASSIGN_OR_RETURN(UniqueFd fd, Duplicate(gathered.fds[peer].get()));
+                 gathered.fds.size(), shares.size());
+  for (size_t mate = 0; mate < shares.size(); ++mate) {
+    OUTLAST_ASSIGN_OR_RETURN(UniqueFd fd, Duplicate(gathered.fds[mate].get()));
     OUTLAST_ASSIGN_OR_RETURN(const Buffer buffer, Buffer::Open(std::move(fd)));
     OUTLAST_ASSIGN_OR_RETURN(const CopyPlan plan,
-                             MakeSharePlan(own, assignments[peer], buffer.layout(), state));
+                             MakeSharePlan(assignments[own], shares[mate], buffer.layout(), state));
     CopyOut(buffer, plan, state);
   }
   return true;
 }
 
-absl::Status Checkpointer::Impl::RestoreFromDisk(uint32_t attempt, const RestoreChoice& choice,
-                                                 const StateView& state,
-                                                 const RestoreOptions& options) {
-  const auto opened = CheckpointReader::Open(choice.folder);
+// What the slowest rank may take to read.
+absl::Duration Checkpointer::Impl::ReadLimit(RestoreSource source, const StateView& state) const {
+  const auto bytes = static_cast<double>(StateBytes(state));
+  if (source != RestoreSource::kRemote) return absl::Seconds(bytes / 50e6);
+  return kOpenRemoteTimeout + absl::Seconds(bytes * run_.world() / 5e6);
+}
+
+absl::StatusOr<std::unique_ptr<CheckpointReader>> Checkpointer::Impl::OpenChosen(
+    uint32_t attempt, const Message& chosen, const RestoreChoice& choice, const StateView& state) {
+  if (choice.source != RestoreSource::kRemote) return CheckpointReader::Open(choice.folder);
+  if (!choice.error.empty()) return MakeStatus(absl::StatusCode::kUnavailable, choice.error);
+  if (chosen.fds.size() != 2) {
+    return Error(absl::StatusCode::kInternal,
+                 "choice of a remote checkpoint: {} descriptors, 2 wanted", chosen.fds.size());
+  }
+  const RangeLink ranges(run_.link(), run_.generation(), attempt,
+                         ReadLimit(RestoreSource::kRemote, state));
+  return ranges.OpenReader(choice.folder, chosen.fds[0].get(), chosen.fds[1].get());
+}
+
+absl::Status Checkpointer::Impl::RestoreFromFiles(uint32_t attempt, const Message& chosen,
+                                                  const RestoreChoice& choice,
+                                                  const StateView& state,
+                                                  const RestoreOptions& options) {
+  const auto opened = OpenChosen(attempt, chosen, choice, state);
   // Whatever is wrong with it is damage to this job: another source may be whole.
   if (absl::IsInvalidArgument(opened.status()))
     return MakeStatus(absl::StatusCode::kDataLoss, MessageOf(opened.status()));
@@ -627,7 +649,8 @@ absl::Status Checkpointer::Impl::RestoreFromDisk(uint32_t attempt, const Restore
     OUTLAST_RETURN_IF_ERROR(report.ToStatus(reader->manifest().checkpoint));
   bool is_read = false;
   if (run_.world() > 1 && report.missing.empty() && report.mismatched.empty()) {
-    OUTLAST_ASSIGN_OR_RETURN(is_read, ReadTogether(attempt, *reader, state, options.widening));
+    OUTLAST_ASSIGN_OR_RETURN(is_read,
+                             ReadTogether(attempt, choice, *reader, state, options.widening));
   }
   if (!is_read) {
     OUTLAST_RETURN_IF_ERROR(

@@ -4,7 +4,11 @@
 #include <array>
 #include <cstring>
 #include <map>
+#include <set>
+#include <string>
 #include <string_view>
+#include <tuple>
+#include <utility>
 #include <vector>
 
 #include "base/error.h"
@@ -164,24 +168,63 @@ absl::StatusOr<CopyPlan> MakeReplicaPlan(const Assignment& own, const Assignment
   return MakeCopyPlan(shared, layout, state);
 }
 
-absl::StatusOr<CopyPlan> MakeSharePlan(const Assignment& own, const Assignment& theirs,
-                                       const BufferLayout& layout, const StateView& state) {
-  Assignment shared = theirs;
-  shared.replicated.clear();
-  if (own.rank != theirs.rank) {
-    std::map<std::string_view, std::vector<const PlannedItem*>> wanted;
-    for (const PlannedItem& item : own.replicated) {
-      if (item.writer == theirs.rank) wanted[item.box.name].push_back(&item);
-    }
-    std::erase_if(shared.image, [&](const PlannedItem& item) {
-      const auto found = wanted.find(item.box.name);
-      return found == wanted.end() ||
-             std::ranges::none_of(found->second, [&](const PlannedItem* mine) {
-               return mine->box.offset == item.box.offset && mine->box.extent == item.box.extent;
-             });
-    });
+std::vector<Assignment> SharesOfNode(std::span<const Assignment> ranks) {
+  std::vector<Assignment> shares(ranks.begin(), ranks.end());
+  std::vector<uint64_t> load;
+  std::set<uint32_t> here;
+  for (Assignment& share : shares) {
+    here.insert(share.rank);
+    load.push_back(share.data_bytes);
+    share.replicated.clear();
   }
-  return MakeCopyPlan(shared, layout, state);
+  struct Held {
+    size_t by;
+    const PlannedItem* item;
+  };
+  std::map<std::tuple<uint32_t, std::string_view, std::string>, std::vector<Held>> foreign;
+  for (size_t i = 0; i < ranks.size(); ++i) {
+    for (const PlannedItem& item : ranks[i].replicated) {
+      if (!here.contains(item.writer) && BytesOf(item) > 0)
+        foreign[{item.writer, item.box.name, item.box.offset.text()}].push_back({i, &item});
+    }
+  }
+  // What has one writer, and lies together in its shard, is read by one rank where one holds it
+  // all.
+  std::map<std::pair<uint32_t, std::vector<size_t>>, std::vector<const std::vector<Held>*>> groups;
+  for (const auto& [key, held] : foreign) {
+    std::vector<size_t> by;
+    for (const Held& one : held) by.push_back(one.by);
+    groups[{std::get<0>(key), std::move(by)}].push_back(&held);
+  }
+  for (const auto& [key, items] : groups) {
+    const size_t reader = *std::ranges::min_element(
+        key.second, {}, [&](size_t rank) { return std::pair(load[rank], rank); });
+    for (const std::vector<Held>* held : items) {
+      const auto own = std::ranges::find(*held, reader, &Held::by);
+      shares[reader].replicated.push_back(*own->item);
+      load[reader] += BytesOf(*own->item);
+    }
+  }
+  return shares;
+}
+
+absl::StatusOr<CopyPlan> MakeSharePlan(const Assignment& own, const Assignment& share,
+                                       const BufferLayout& layout, const StateView& state) {
+  Assignment wanted = share;
+  if (own.rank != share.rank) {
+    std::map<std::string_view, std::vector<const PlannedItem*>> mine;
+    for (const PlannedItem& item : own.replicated) mine[item.box.name].push_back(&item);
+    const auto is_foreign = [&](const PlannedItem& item) {
+      const auto found = mine.find(item.box.name);
+      return found == mine.end() ||
+             std::ranges::none_of(found->second, [&](const PlannedItem* one) {
+               return one->box.offset == item.box.offset && one->box.extent == item.box.extent;
+             });
+    };
+    std::erase_if(wanted.image, is_foreign);
+    std::erase_if(wanted.replicated, is_foreign);
+  }
+  return MakeCopyPlan(wanted, layout, state);
 }
 
 void CopyOut(const Buffer& buffer, const CopyPlan& plan, const StateView& state) {

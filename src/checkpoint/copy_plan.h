@@ -42,9 +42,12 @@ absl::StatusOr<CopyPlan> MakeCopyPlan(const Assignment& assignment, const Buffer
 absl::StatusOr<CopyPlan> MakeReplicaPlan(const Assignment& own, const Assignment& theirs,
                                          const BufferLayout& layout, const StateView& state);
 
-// The way from another rank's image into what `own` has as replicated; from one's own image, where
-// `own` and `theirs` are the same rank's, into what that writes.
-absl::StatusOr<CopyPlan> MakeSharePlan(const Assignment& own, const Assignment& theirs,
+// What each rank of a node reads of a checkpoint for all of them, so that each byte that any of
+// them wants is read by one: its own image, and of what ranks elsewhere write a fair part of what
+// it holds, which stays in `replicated`. By rank, as given.
+std::vector<Assignment> SharesOfNode(std::span<const Assignment> ranks);
+// The way out of the buffer of a rank that has read `share`, into a state whose own part is `own`.
+absl::StatusOr<CopyPlan> MakeSharePlan(const Assignment& own, const Assignment& share,
                                        const BufferLayout& layout, const StateView& state);
 
 inline constexpr uint64_t kCopyPieceBytes = 16 << 10;  // checksummed, then copied from the cache

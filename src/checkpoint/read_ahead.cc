@@ -31,18 +31,35 @@ absl::StatusOr<std::unique_ptr<ReadAhead>> ReadAhead::Start(std::vector<Stretch>
     slots = std::min<size_t>(std::max<uint64_t>(memory_bytes / room, 2), stretches.size());
     OUTLAST_ASSIGN_OR_RETURN(memory, Mapping::Anonymous(slots * room));
   }
-  return std::unique_ptr<ReadAhead>(
-      new ReadAhead(std::move(stretches), std::move(fill), std::move(memory), slots));
+  const std::span<std::byte> bytes = memory.bytes();
+  return std::unique_ptr<ReadAhead>(new ReadAhead(std::move(stretches), std::move(fill),
+                                                  std::move(memory), bytes, slots,
+                                                  std::min(kReaders, slots)));
 }
 
-ReadAhead::ReadAhead(std::vector<Stretch> stretches, Fill fill, Mapping memory, size_t slots)
+absl::StatusOr<std::unique_ptr<ReadAhead>> ReadAhead::StartIn(std::span<std::byte> memory,
+                                                              std::vector<Stretch> stretches,
+                                                              Fill fill) {
+  const uint64_t room = RoomFor(stretches);
+  const size_t slots = room == 0 ? 0 : std::min<size_t>(memory.size() / room, stretches.size());
+  if (room > 0 && slots == 0) {
+    return Error(absl::StatusCode::kInvalidArgument,
+                 "read ahead: {} bytes of memory, a stretch needs {}", memory.size(), room);
+  }
+  return std::unique_ptr<ReadAhead>(
+      new ReadAhead(std::move(stretches), std::move(fill), {}, memory, slots, slots));
+}
+
+ReadAhead::ReadAhead(std::vector<Stretch> stretches, Fill fill, Mapping own,
+                     std::span<std::byte> memory, size_t slots, size_t readers)
     : stretches_(std::move(stretches)),
       fill_(std::move(fill)),
-      memory_(std::move(memory)),
+      own_(std::move(own)),
+      memory_(memory),
       slots_(slots),
       filled_(slots) {
   if (stretches_.size() < 2) return;
-  for (size_t i = 0; i < std::min(kReaders, slots); ++i) {
+  for (size_t i = 0; i < readers; ++i) {
     readers_.emplace_back([this] { ReadLoop(); });
     pthread_setname_np(readers_.back().native_handle(), "outlast-read");
   }

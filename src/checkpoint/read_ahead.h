@@ -17,14 +17,15 @@
 
 namespace outlast {
 
-// Bytes [begin, end) of a file.
+// Bytes [begin, end) of a file; `file` is the caller's, where it reads several.
 struct Stretch {
   uint64_t begin = 0, end = 0;
+  uint32_t file = 0;
   bool operator==(const Stretch&) const = default;
 };
 
 // Reads stretches in turn, some of them before they are asked for: the disk works while its last
-// bytes are checked and copied. For one thread; two of its own read.
+// bytes are checked and copied. For one thread; two of its own read, or more of a store far away.
 class ReadAhead {
  public:
   // Puts a stretch at `into`, where there is room up to the next multiple of kBlockAlignment.
@@ -35,6 +36,11 @@ class ReadAhead {
   // read while another is in use. A single stretch is read when it is asked for, without a thread.
   static absl::StatusOr<std::unique_ptr<ReadAhead>> Start(std::vector<Stretch> stretches,
                                                           uint64_t memory_bytes, Fill fill);
+  // The same in memory that is there already, borrowed, with a reader for each stretch that it has
+  // room for. kInvalidArgument: there is none for one.
+  static absl::StatusOr<std::unique_ptr<ReadAhead>> StartIn(std::span<std::byte> memory,
+                                                            std::vector<Stretch> stretches,
+                                                            Fill fill);
   // Waits for the reads that are running, and begins no other.
   ~ReadAhead();
   ReadAhead(const ReadAhead&) = delete;
@@ -45,7 +51,8 @@ class ReadAhead {
   absl::StatusOr<std::span<const std::byte>> Next();
 
  private:
-  ReadAhead(std::vector<Stretch> stretches, Fill fill, Mapping memory, size_t slots);
+  ReadAhead(std::vector<Stretch> stretches, Fill fill, Mapping own, std::span<std::byte> memory,
+            size_t slots, size_t readers);
   void ReadLoop();
   std::optional<size_t> AwaitRoom();  // the stretch to read; none: no more
   absl::Status AwaitFilled(size_t index);
@@ -55,7 +62,8 @@ class ReadAhead {
 
   const std::vector<Stretch> stretches_;
   const Fill fill_;
-  const Mapping memory_;
+  const Mapping own_;  // empty: `memory_` is borrowed
+  const std::span<std::byte> memory_;
   const size_t slots_;  // stretch i is in slot i modulo their number
   size_t next_ = 0;     // stretch to hand out
   Mutex mutex_;

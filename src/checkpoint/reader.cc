@@ -6,6 +6,7 @@
 #include <set>
 #include <utility>
 
+#include "base/channel.h"
 #include "base/error.h"
 #include "checkpoint/read_ahead.h"
 #include "checkpoint/safetensors.h"
@@ -22,6 +23,25 @@ namespace {
 constexpr uint64_t kReadBytes = uint64_t{4} << 20;
 constexpr uint64_t kRingBytes = 4 * kReadBytes;
 
+// `block` begins at byte `begin` of the shard, where a chunk does.
+absl::Status CheckChunks(std::string_view place, const ShardFile& file, uint64_t begin,
+                         std::span<const std::byte> block) {
+  for (uint64_t at = 0; at < block.size(); at += file.chunk_bytes) {
+    const uint32_t wanted = file.chunks[(begin + at) / file.chunk_bytes];
+    const uint32_t found =
+        Crc32c(block.subspan(at, std::min<uint64_t>(file.chunk_bytes, block.size() - at)));
+    if (found == wanted) continue;
+    return Error(absl::StatusCode::kDataLoss,
+                 "{}: the chunk at byte {} has crc {:08x}, its receipt says {:08x}", place,
+                 begin + at, found, wanted);
+  }
+  return absl::OkStatus();
+}
+
+uint64_t BlockBytes(const ShardFile& file) {
+  return std::max<uint64_t>(1, kReadBytes / file.chunk_bytes) * file.chunk_bytes;
+}
+
 // Reads a shard in blocks of whole chunks, ahead of the one who uses them, and hands out none
 // before its CRCs were checked. For one thread.
 class ChunkReader {
@@ -37,9 +57,7 @@ class ChunkReader {
     return std::unique_ptr<ChunkReader>(new ChunkReader(std::move(disk), file));
   }
 
-  uint64_t block_bytes() const {
-    return std::max<uint64_t>(1, kReadBytes / file_.chunk_bytes) * file_.chunk_bytes;
-  }
+  uint64_t block_bytes() const { return BlockBytes(file_); }
   // The whole file.
   std::vector<Stretch> AllBlocks() const {
     std::vector<Stretch> blocks;
@@ -84,16 +102,7 @@ class ChunkReader {
       : disk_(std::move(disk)), file_(file) {}
 
   absl::Status Check(uint64_t begin, std::span<const std::byte> block) const {
-    for (uint64_t at = 0; at < block.size(); at += file_.chunk_bytes) {
-      const uint32_t wanted = file_.chunks[(begin + at) / file_.chunk_bytes];
-      const uint32_t found =
-          Crc32c(block.subspan(at, std::min<uint64_t>(file_.chunk_bytes, block.size() - at)));
-      if (found == wanted) continue;
-      return Error(absl::StatusCode::kDataLoss,
-                   "{}: the chunk at byte {} has crc {:08x}, its receipt says {:08x}",
-                   disk_->path(), begin + at, found, wanted);
-    }
-    return absl::OkStatus();
+    return CheckChunks(disk_->path(), file_, begin, block);
   }
 
   const std::unique_ptr<DirectReader> disk_;
@@ -113,18 +122,22 @@ absl::Status LostFile(const absl::Status& status) {
                                   : status;
 }
 
+absl::Status CheckReceiptText(const ReceiptEntry& entry, std::string_view text,
+                              const std::string& place) {
+  const uint32_t crc = Crc32c(text);
+  if (text.size() == entry.bytes && crc == entry.crc32c) return absl::OkStatus();
+  return Error(absl::StatusCode::kDataLoss,
+               "{}/{}: {} bytes with crc {:08x}, the manifest says {} with {:08x}", place,
+               entry.name, text.size(), crc, entry.bytes, entry.crc32c);
+}
+
 // The text of a receipt that is what the manifest says.
 absl::StatusOr<std::string> ReadReceipt(const std::string& folder, const ReceiptEntry& entry,
                                         LateNames& late) {
   const std::string path = folder + "/" + entry.name;
   auto text = late.Await(folder, [&] { return ReadSmall(path, kMaxReceiptBytes); });
   if (!text.ok()) return LostFile(text.status());
-  const uint32_t crc = Crc32c(*text);
-  if (text->size() != entry.bytes || crc != entry.crc32c) {
-    return Error(absl::StatusCode::kDataLoss,
-                 "{}: {} bytes with crc {:08x}, the manifest says {} with {:08x}", path,
-                 text->size(), crc, entry.bytes, entry.crc32c);
-  }
+  OUTLAST_RETURN_IF_ERROR(CheckReceiptText(entry, *text, folder));
   return text;
 }
 
@@ -139,18 +152,22 @@ absl::Status CheckSameSave(const std::string& folder, const Manifest& manifest,
                "{}/{}: of another save or rank than the manifest", folder, entry.name);
 }
 
+absl::StatusOr<Receipt> CheckedReceipt(const std::string& folder, const Manifest& manifest,
+                                       const ReceiptEntry& entry, std::string_view text) {
+  OUTLAST_ASSIGN_OR_RETURN(Receipt receipt, ParseReceiptOf(entry, text, folder));
+  OUTLAST_RETURN_IF_ERROR(CheckSameSave(folder, manifest, entry, receipt));
+  if (receipt.data_bytes() != entry.data_bytes) {
+    return Error(absl::StatusCode::kInvalidArgument,
+                 "{}/{}: {} bytes of data, the manifest says {}", folder, entry.name,
+                 receipt.data_bytes(), entry.data_bytes);
+  }
+  return receipt;
+}
+
 absl::StatusOr<Receipt> LoadReceipt(const std::string& folder, const Manifest& manifest,
                                     const ReceiptEntry& entry, LateNames& late) {
   OUTLAST_ASSIGN_OR_RETURN(const std::string text, ReadReceipt(folder, entry, late));
-  auto receipt = ParseReceipt(text);
-  if (!receipt.ok()) return Annotate(receipt.status(), folder + "/" + entry.name);
-  OUTLAST_RETURN_IF_ERROR(CheckSameSave(folder, manifest, entry, *receipt));
-  if (receipt->data_bytes() != entry.data_bytes) {
-    return Error(absl::StatusCode::kInvalidArgument,
-                 "{}/{}: {} bytes of data, the manifest says {}", folder, entry.name,
-                 receipt->data_bytes(), entry.data_bytes);
-  }
-  return receipt;
+  return CheckedReceipt(folder, manifest, entry, text);
 }
 
 absl::Status CheckShardSize(const std::string& folder, const Receipt& receipt, LateNames& late) {
@@ -304,16 +321,34 @@ absl::Status CheckpointReader::Load() {
   return Index();
 }
 
+std::string EncodeHead(std::string_view manifest, std::span<const std::string> receipts) {
+  PayloadWriter writer;
+  writer.Text(manifest);
+  for (const std::string& receipt : receipts) writer.Text(receipt);
+  return writer.bytes();
+}
+
+absl::StatusOr<Receipt> ParseReceiptOf(const ReceiptEntry& entry, std::string_view text,
+                                       const std::string& place) {
+  OUTLAST_RETURN_IF_ERROR(CheckReceiptText(entry, text, place));
+  auto receipt = ParseReceipt(text);
+  if (!receipt.ok()) return Annotate(receipt.status(), place + "/" + entry.name);
+  return receipt;
+}
+
 absl::StatusOr<std::unique_ptr<CheckpointReader>> CheckpointReader::Of(
-    std::string place, Manifest manifest, std::vector<Receipt> receipts) {
+    std::string place, std::string_view head, std::unique_ptr<ShardSource> source) {
   std::unique_ptr<CheckpointReader> reader(new CheckpointReader);
-  reader->folder_ = std::move(place);
-  reader->manifest_ = std::move(manifest);
-  reader->receipts_ = std::move(receipts);
-  for (size_t i = 0; i < reader->receipts_.size(); ++i) {
-    OUTLAST_RETURN_IF_ERROR(CheckSameSave(reader->folder_, reader->manifest_,
-                                          reader->manifest_.receipts[i], reader->receipts_[i]));
+  PayloadReader texts(head);
+  auto manifest = ParseManifest(texts.Text());
+  if (!manifest.ok()) return Annotate(manifest.status(), place);
+  reader->manifest_ = *std::move(manifest);
+  for (const ReceiptEntry& entry : reader->manifest_.receipts) {
+    OUTLAST_ASSIGN_OR_RETURN(reader->receipts_.emplace_back(),
+                             CheckedReceipt(place, reader->manifest_, entry, texts.Text()));
   }
+  reader->folder_ = std::move(place);
+  reader->source_ = std::move(source);
   OUTLAST_RETURN_IF_ERROR(reader->Index());
   return reader;
 }
@@ -442,15 +477,32 @@ absl::StatusOr<MatchReport> CheckpointReader::ReadState(const StateView& state,
   MatchReport report = Match(WantedBy(state), widening, found);
   if (strictness == Strictness::kStrict)
     OUTLAST_RETURN_IF_ERROR(report.ToStatus(manifest_.checkpoint));
+  OUTLAST_RETURN_IF_ERROR(ReadTargets(TargetsOf(state.regions, found, widening), mode));
+  return report;
+}
+
+std::vector<CheckpointReader::Target> CheckpointReader::TargetsOf(
+    std::span<const Region> regions, std::span<const SavedTensor* const> found, Widening widening) {
   std::vector<Target> targets;
-  targets.reserve(state.regions.size());
-  for (size_t i = 0; i < state.regions.size(); ++i) {
-    const Region& region = state.regions[i];
+  targets.reserve(regions.size());
+  for (size_t i = 0; i < regions.size(); ++i) {
+    const Region& region = regions[i];
     if (found[i] != nullptr && Fits(*found[i], region.dtype, region.global, widening))
       targets.push_back({&region, found[i]});
   }
-  OUTLAST_RETURN_IF_ERROR(ReadTargets(targets, mode));
-  return report;
+  return targets;
+}
+
+absl::Status CheckpointReader::ReadRegions(std::span<const Region> regions, IoMode mode,
+                                           Widening widening) const {
+  std::vector<const SavedTensor*> found;
+  found.reserve(regions.size());
+  for (const Region& region : regions) {
+    const StateView alone{{region}, {}};
+    OUTLAST_RETURN_IF_ERROR(alone.Validate());
+    found.push_back(Find(region.name));
+  }
+  return ReadTargets(TargetsOf(regions, found, widening), mode);
 }
 
 absl::Status CheckpointReader::ReadRegion(const Region& region, IoMode mode) const {
@@ -512,36 +564,6 @@ absl::Status CheckpointReader::AddDemands(const SavedTensor& saved, const SavedT
   return absl::OkStatus();
 }
 
-absl::Status CheckpointReader::ReadTargets(std::span<const Target> targets, IoMode mode) const {
-  std::vector<size_t> parts(receipts_.size());
-  for (const Target& target : targets) {
-    for (const SavedTensor::Part& part : target.saved->parts) ++parts[part.rank];
-  }
-  std::vector<std::vector<Demand>> by_rank(receipts_.size());
-  for (size_t rank = 0; rank < parts.size(); ++rank) by_rank[rank].reserve(parts[rank]);
-  for (const Target& target : targets) {
-    const Region& region = *target.region;
-    const SavedTensor& saved = *target.saved;
-    uint64_t covered = 0;
-    for (const SavedTensor::Part& part : saved.parts) {
-      const Box common = Intersect(part.box, BoxOf(region));
-      const auto bytes = BytesOf(saved.dtype, common.extent);
-      if (bytes.ok()) covered += *bytes;
-      OUTLAST_RETURN_IF_ERROR(AddDemands(saved, part, region, common, by_rank[part.rank]));
-    }
-    OUTLAST_ASSIGN_OR_RETURN(const uint64_t wanted, BytesOf(saved.dtype, region.extent));
-    if (covered != wanted) {
-      return Error(absl::StatusCode::kDataLoss,
-                   "{}: tensor '{}': the saved boxes hold {} of the {} bytes wanted", folder_,
-                   saved.name, covered, wanted);
-    }
-  }
-  for (uint32_t rank = 0; rank < by_rank.size(); ++rank) {
-    OUTLAST_RETURN_IF_ERROR(ReadFile(rank, by_rank[rank], mode));
-  }
-  return absl::OkStatus();
-}
-
 // The blocks of whole chunks that hold what is demanded, and no others: from the chunk of the first
 // byte still wanted, on over chunks wanted without a gap, `block_bytes` at most.
 std::vector<Stretch> CheckpointReader::BlocksOf(std::span<Demand* const> demands,
@@ -569,29 +591,107 @@ std::vector<Stretch> CheckpointReader::BlocksOf(std::span<Demand* const> demands
   return blocks;
 }
 
-absl::Status CheckpointReader::ReadFile(uint32_t rank, std::span<Demand> all, IoMode mode) const {
-  if (all.empty()) return absl::OkStatus();
-  std::vector<Demand*> demands;
-  demands.reserve(all.size());
-  for (Demand& demand : all) demands.push_back(&demand);
-  std::ranges::sort(demands, {}, &Demand::begin);
-  const ShardFile& file = *receipts_[rank].file;
+// What is wanted of one shard, served by its blocks in turn.
+class CheckpointReader::FileDemands {
+ public:
+  FileDemands(uint32_t rank, const ShardFile& file, std::span<Demand> all)
+      : rank_(rank), file_(&file) {
+    demands_.reserve(all.size());
+    for (Demand& demand : all) demands_.push_back(&demand);
+    std::ranges::sort(demands_, {}, &Demand::begin);
+  }
+
+  uint32_t rank() const { return rank_; }
+  const ShardFile& file() const { return *file_; }
+  std::vector<Stretch> Blocks() const {
+    return BlocksOf(demands_, file_->chunk_bytes, BlockBytes(*file_), file_->bytes);
+  }
+  void Take(const Stretch& stretch, std::span<const std::byte> block) {
+    while (next_ < demands_.size() && demands_[next_]->begin < stretch.end) ++next_;
+    for (size_t i = first_; i < next_; ++i) demands_[i]->Take(stretch.begin, block);
+    while (first_ < next_ && demands_[first_]->runs.done()) ++first_;
+  }
+
+ private:
+  uint32_t rank_;
+  const ShardFile* file_;
+  std::vector<Demand*> demands_;
+  size_t first_ = 0;  // all before are done
+  size_t next_ = 0;   // all from here on begin later
+};
+
+absl::Status CheckpointReader::ReadFile(FileDemands& demands, IoMode mode) const {
+  const ShardFile& file = demands.file();
   LateNames late(wait_);
   late.Await(folder_, [&] { return FileBytes(folder_ + "/" + file.name); }).IgnoreError();
   const auto reader = ChunkReader::Open(folder_, file, mode);
   if (!reader.ok()) return LostFile(reader.status());
-  const std::vector<Stretch> blocks =
-      BlocksOf(demands, file.chunk_bytes, (*reader)->block_bytes(), file.bytes);
+  const std::vector<Stretch> blocks = demands.Blocks();
   OUTLAST_RETURN_IF_ERROR((*reader)->Start(blocks));
-  size_t first = 0;  // all before are done
-  size_t next = 0;   // all from here on begin later
-  for (const auto& [begin, end] : blocks) {
+  for (const Stretch& stretch : blocks) {
     OUTLAST_ASSIGN_OR_RETURN(const std::span<const std::byte> block, (*reader)->Next());
     bytes_read_.fetch_add(block.size(), std::memory_order_relaxed);
-    while (next < demands.size() && demands[next]->begin < end) ++next;
-    for (size_t i = first; i < next; ++i) demands[i]->Take(begin, block);
-    while (first < next && demands[first]->runs.done()) ++first;
+    demands.Take(stretch, block);
   }
+  return absl::OkStatus();
+}
+
+// Blocks of all shards in one row: what is far away answers late, so that many are asked for at
+// once, also where each shard has only a little.
+absl::Status CheckpointReader::ReadFromSource(std::span<FileDemands> files) const {
+  std::vector<Stretch> blocks;
+  for (uint32_t i = 0; i < files.size(); ++i) {
+    for (Stretch& block : files[i].Blocks()) {
+      block.file = i;
+      blocks.push_back(block);
+    }
+  }
+  const auto fill = [&](const Stretch& stretch, std::byte* into) {
+    return source_->Read(files[stretch.file].rank(), stretch.begin,
+                         {into, stretch.end - stretch.begin});
+  };
+  OUTLAST_ASSIGN_OR_RETURN(const auto ahead, ReadAhead::StartIn(source_->memory(), blocks, fill));
+  for (const Stretch& stretch : blocks) {
+    OUTLAST_ASSIGN_OR_RETURN(const std::span<const std::byte> block, ahead->Next());
+    FileDemands& file = files[stretch.file];
+    OUTLAST_RETURN_IF_ERROR(
+        CheckChunks(folder_ + "/" + file.file().name, file.file(), stretch.begin, block));
+    bytes_read_.fetch_add(block.size(), std::memory_order_relaxed);
+    file.Take(stretch, block);
+  }
+  return absl::OkStatus();
+}
+
+absl::Status CheckpointReader::ReadTargets(std::span<const Target> targets, IoMode mode) const {
+  std::vector<size_t> parts(receipts_.size());
+  for (const Target& target : targets) {
+    for (const SavedTensor::Part& part : target.saved->parts) ++parts[part.rank];
+  }
+  std::vector<std::vector<Demand>> by_rank(receipts_.size());
+  for (size_t rank = 0; rank < parts.size(); ++rank) by_rank[rank].reserve(parts[rank]);
+  for (const Target& target : targets) {
+    const Region& region = *target.region;
+    const SavedTensor& saved = *target.saved;
+    uint64_t covered = 0;
+    for (const SavedTensor::Part& part : saved.parts) {
+      const Box common = Intersect(part.box, BoxOf(region));
+      const auto bytes = BytesOf(saved.dtype, common.extent);
+      if (bytes.ok()) covered += *bytes;
+      OUTLAST_RETURN_IF_ERROR(AddDemands(saved, part, region, common, by_rank[part.rank]));
+    }
+    OUTLAST_ASSIGN_OR_RETURN(const uint64_t wanted, BytesOf(saved.dtype, region.extent));
+    if (covered != wanted) {
+      return Error(absl::StatusCode::kDataLoss,
+                   "{}: tensor '{}': the saved boxes hold {} of the {} bytes wanted", folder_,
+                   saved.name, covered, wanted);
+    }
+  }
+  std::vector<FileDemands> files;
+  for (uint32_t rank = 0; rank < by_rank.size(); ++rank) {
+    if (!by_rank[rank].empty()) files.emplace_back(rank, *receipts_[rank].file, by_rank[rank]);
+  }
+  if (source_ != nullptr) return ReadFromSource(files);
+  for (FileDemands& file : files) OUTLAST_RETURN_IF_ERROR(ReadFile(file, mode));
   return absl::OkStatus();
 }
 

@@ -58,8 +58,21 @@ struct Damage {
   std::string message;  // with what was found and wanted
 };
 
+// Where the bytes of shards come from that lie in no folder which this process may read.
+class ShardSource {
+ public:
+  virtual ~ShardSource() = default;
+
+  // Puts the bytes from `offset` on of `rank`'s shard at `into`, which lies in memory(). Called on
+  // several threads at once. kDataLoss: the shard is gone, or ends before.
+  virtual absl::Status Read(uint32_t rank, uint64_t offset, std::span<std::byte> into) = 0;
+  // All that may be read into at once: as much as there is, or a few blocks of it.
+  virtual std::span<std::byte> memory() = 0;
+};
+
 // One opened checkpoint. Safe for concurrent use: every call reads with its own descriptor, scratch
-// memory (16 MiB at most, for chunks of 1 MiB) and two threads that read ahead.
+// memory (16 MiB at most, for chunks of 1 MiB) and two threads that read ahead. But where a
+// ShardSource has the bytes, one thread at a time reads.
 class CheckpointReader {
  public:
   // Reads manifest and receipts of folder root/checkpoint, and checks all sizes and self CRCs. No
@@ -71,10 +84,10 @@ class CheckpointReader {
   static absl::StatusOr<std::unique_ptr<CheckpointReader>> Open(
       const std::string& folder, std::optional<absl::Duration> wait = std::nullopt);
 
-  // Of a checkpoint whose files are elsewhere: what manifest and receipts say, and `place` for
-  // messages. No shard can be read through it.
-  static absl::StatusOr<std::unique_ptr<CheckpointReader>> Of(std::string place, Manifest manifest,
-                                                              std::vector<Receipt> receipts);
+  // Of a checkpoint whose files are elsewhere: what its head (EncodeHead) says, checked as by Open,
+  // and `place` for messages. No shard can be read without a source.
+  static absl::StatusOr<std::unique_ptr<CheckpointReader>> Of(
+      std::string place, std::string_view head, std::unique_ptr<ShardSource> source = nullptr);
 
   const std::string& folder() const { return folder_; }
   const Manifest& manifest() const { return manifest_; }
@@ -100,7 +113,11 @@ class CheckpointReader {
                                         IoMode mode = IoMode::kDirect,
                                         Widening widening = Widening::kRefuse) const;
 
-  // One region, by the same rules.
+  // The same of regions that may be of one tensor; what the checkpoint lacks is left out.
+  absl::Status ReadRegions(std::span<const Region> regions, IoMode mode = IoMode::kDirect,
+                           Widening widening = Widening::kRefuse) const;
+
+  // One region, by the same rules; it must be there.
   absl::Status ReadRegion(const Region& region, IoMode mode = IoMode::kDirect) const;
 
   // The extras that `rank` of the saved world put there. kNotFound: no such rank.
@@ -133,12 +150,18 @@ class CheckpointReader {
                           std::vector<Demand>& demands) const;
   static std::vector<Stretch> BlocksOf(std::span<Demand* const> demands, uint64_t chunk_bytes,
                                        uint64_t block_bytes, uint64_t file_bytes);
-  absl::Status ReadFile(uint32_t rank, std::span<Demand> all, IoMode mode) const;
+  class FileDemands;
+  absl::Status ReadFile(FileDemands& demands, IoMode mode) const;
+  absl::Status ReadFromSource(std::span<FileDemands> files) const;
+  static std::vector<Target> TargetsOf(std::span<const Region> regions,
+                                       std::span<const SavedTensor* const> found,
+                                       Widening widening);
   absl::Status ReadTargets(std::span<const Target> targets, IoMode mode) const;
 
   mutable std::atomic<uint64_t> bytes_read_{0};
   std::string folder_;
   absl::Duration wait_;
+  std::unique_ptr<ShardSource> source_;  // null: the folder
   Manifest manifest_;
   std::vector<Receipt> receipts_;
   std::vector<SavedTensor> tensors_;  // by name
@@ -147,6 +170,12 @@ class CheckpointReader {
   NameIndex names_;                                           // of tensors_, then of aliases_
   std::vector<const SavedTensor*> aliased_;                   // by alias
 };
+
+// Manifest and receipts in one, as their bytes: all that a reader needs besides shards.
+std::string EncodeHead(std::string_view manifest, std::span<const std::string> receipts);
+// A receipt whose bytes are those that a manifest names. kDataLoss: they are not; kInvalidArgument.
+absl::StatusOr<Receipt> ParseReceiptOf(const ReceiptEntry& entry, std::string_view text,
+                                       const std::string& place);
 
 // Are all files that the manifest names there, with the sizes that they should have, and the
 // receipts whole? What the receipts say of tensors is not looked at: a listing asks this of every

@@ -79,21 +79,6 @@ absl::Status ReadAt(int fd, const std::string& path, uint64_t offset, std::span<
   return absl::OkStatus();
 }
 
-// A receipt as a manifest names it.
-absl::StatusOr<Receipt> CheckedReceipt(const std::string& text, const ReceiptEntry& entry,
-                                       const std::string& place) {
-  if (text.size() != entry.bytes || Crc32c(text) != entry.crc32c) {
-    return Error(absl::StatusCode::kDataLoss,
-                 "{}/{}: {} bytes with crc {:08x}, the manifest says {} with {:08x}", place,
-                 entry.name, text.size(), Crc32c(text), entry.bytes, entry.crc32c);
-  }
-  auto receipt = ParseReceipt(text);
-  if (!receipt.ok()) return Annotate(receipt.status(), place + "/" + entry.name);
-  if (receipt->file.has_value() && receipt->file->chunk_bytes == 0)
-    return Error(absl::StatusCode::kInvalidArgument, "{}/{}: chunks of 0 bytes", place, entry.name);
-  return receipt;
-}
-
 absl::Status TakenBy(std::string_view uri, const ClaimFile& file, uint64_t mine) {
   const Claim owner = file.claim.value_or(Claim{});
   return Error(absl::StatusCode::kAborted,
@@ -397,7 +382,7 @@ absl::StatusOr<UploadResult> RemoteRoot::Upload(const std::string& folder, RateL
   for (const ReceiptEntry& entry : manifest.receipts) {
     OUTLAST_ASSIGN_OR_RETURN(const std::string content,
                              ReadSmall(folder + "/" + entry.name, kMaxReceiptBytes));
-    OUTLAST_ASSIGN_OR_RETURN(const Receipt receipt, CheckedReceipt(content, entry, folder));
+    OUTLAST_ASSIGN_OR_RETURN(const Receipt receipt, ParseReceiptOf(entry, content, folder));
     if (receipt.file.has_value()) {
       uint64_t bytes = receipt.file->bytes;
       BlobCall call = CallFor(bytes, is_cancelled);
@@ -458,22 +443,40 @@ absl::Status RemoteRoot::FetchShard(const std::string& checkpoint, const std::st
   return writer.Finish();
 }
 
-absl::StatusOr<std::unique_ptr<CheckpointReader>> RemoteRoot::Read(const std::string& checkpoint) {
+absl::StatusOr<std::string> RemoteRoot::ReadHead(const std::string& checkpoint,
+                                                 const std::function<bool()>& is_cancelled) {
   const std::string place = fmt::format("{}/{}", uri(), checkpoint);
+  const BlobCall small{.timeout = absl::Minutes(2), .is_cancelled = is_cancelled};
   OUTLAST_ASSIGN_OR_RETURN(
       const std::string text,
-      GetSmall(*blob_, fmt::format("{}/{}", checkpoint, kManifestFile), kMaxManifestBytes));
-  auto manifest = ParseManifest(text);
+      GetSmall(*blob_, fmt::format("{}/{}", checkpoint, kManifestFile), kMaxManifestBytes, small));
+  const auto manifest = ParseManifest(text);
   if (!manifest.ok()) return Annotate(manifest.status(), place);
-  std::vector<Receipt> receipts;
+  std::vector<std::string> receipts;
   for (const ReceiptEntry& entry : manifest->receipts) {
-    const auto content = GetSmall(*blob_, checkpoint + "/" + entry.name, kMaxReceiptBytes);
+    auto content = GetSmall(*blob_, checkpoint + "/" + entry.name, kMaxReceiptBytes, small);
     if (absl::IsNotFound(content.status()))
       return Error(absl::StatusCode::kDataLoss, "{}/{}: missing", place, entry.name);
     if (!content.ok()) return content.status();
-    OUTLAST_ASSIGN_OR_RETURN(receipts.emplace_back(), CheckedReceipt(*content, entry, place));
+    receipts.push_back(*std::move(content));
   }
-  return CheckpointReader::Of(place, *std::move(manifest), std::move(receipts));
+  return EncodeHead(text, receipts);
+}
+
+absl::StatusOr<std::unique_ptr<CheckpointReader>> RemoteRoot::Read(const std::string& checkpoint) {
+  OUTLAST_ASSIGN_OR_RETURN(const std::string head, ReadHead(checkpoint));
+  return CheckpointReader::Of(fmt::format("{}/{}", uri(), checkpoint), head);
+}
+
+absl::Status RemoteRoot::ReadRange(const std::string& checkpoint, const ShardFile& file,
+                                   uint64_t offset, std::span<std::byte> into,
+                                   const std::function<bool()>& is_cancelled) {
+  const absl::Status read =
+      blob_->Get(checkpoint + "/" + file.name, offset, into, CallFor(into.size(), is_cancelled));
+  if (!absl::IsNotFound(read) && !absl::IsInvalidArgument(read)) return read;
+  // To a restore, a shard that is gone or cut is damage like any other.
+  return Error(absl::StatusCode::kDataLoss, "{}/{}/{}: bytes {} to {}: {}", uri(), checkpoint,
+               file.name, offset, offset + into.size(), MessageOf(read));
 }
 
 absl::StatusOr<std::vector<Damage>> RemoteRoot::Verify(const std::string& checkpoint,
@@ -544,7 +547,7 @@ absl::Status RemoteRoot::Fetch(const std::string& checkpoint, Root& root,
     OUTLAST_ASSIGN_OR_RETURN(
         const std::string content,
         GetSmall(*blob_, checkpoint + "/" + entry.name, kMaxReceiptBytes, small));
-    OUTLAST_ASSIGN_OR_RETURN(const Receipt receipt, CheckedReceipt(content, entry, place));
+    OUTLAST_ASSIGN_OR_RETURN(const Receipt receipt, ParseReceiptOf(entry, content, place));
     OUTLAST_RETURN_IF_ERROR(WriteNew(folder + "/" + entry.name, content));
     if (receipt.file.has_value())
       OUTLAST_RETURN_IF_ERROR(

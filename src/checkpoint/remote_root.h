@@ -7,7 +7,7 @@
 //
 // Departures from a root on disk: no LATEST.json and no QUARANTINE.json (hints that nobody needs:
 // a listing tells, and a damaged remote copy is passed over by the run that found it); a listing
-// checks the sizes of receipts and shards' presence only when it is fetched.
+// checks the sizes of receipts; what is wrong with a shard shows when it is read.
 #pragma once
 
 #include <functional>
@@ -74,9 +74,15 @@ class RemoteRoot {
   absl::Status Fetch(const std::string& checkpoint, Root& root,
                      const std::function<bool()>& is_cancelled, const OnBytes& on_bytes = {});
 
-  // Manifest and receipts, without a byte of a shard. kNotFound: no manifest. kDataLoss,
-  // kInvalidArgument: they are not whole.
+  // Manifest and receipts, without a byte of a shard: EncodeHead's text, unchecked. kNotFound: no
+  // manifest. kDataLoss: a receipt is missing.
+  absl::StatusOr<std::string> ReadHead(const std::string& checkpoint,
+                                       const std::function<bool()>& is_cancelled = {});
+  // The same, checked. kInvalidArgument: they are not whole.
   absl::StatusOr<std::unique_ptr<CheckpointReader>> Read(const std::string& checkpoint);
+  // Bytes of a shard, unchecked. kDataLoss: it is gone, or ends before.
+  absl::Status ReadRange(const std::string& checkpoint, const ShardFile& file, uint64_t offset,
+                         std::span<std::byte> into, const std::function<bool()>& is_cancelled);
   // Reads every byte and checks it, 32 MiB at a time; empty: whole. A store that cannot be read now
   // is an error, no damage.
   absl::StatusOr<std::vector<Damage>> Verify(const std::string& checkpoint,

@@ -25,17 +25,6 @@ bool IsOutOfReach(const absl::Status& status) {
          absl::IsResourceExhausted(status);
 }
 
-absl::StatusOr<std::unique_ptr<RemoteRoot>> OpenRemote(const RemoteTierOptions& options) {
-  Plugins embedded;
-  const Plugins* plugins = options.plugins.get();
-  if (plugins == nullptr) {
-    OUTLAST_RETURN_IF_ERROR(RegisterStores(embedded));
-    plugins = &embedded;
-  }
-  OUTLAST_ASSIGN_OR_RETURN(auto blob, plugins->Make<Blob>(options.remote.uri));
-  return RemoteRoot::Open(std::move(blob), options.root);
-}
-
 // Makes both roots one job's, and claims them by one number, larger than any in either.
 absl::Status ClaimBoth(Root& root, RemoteRoot& remote) {
   OUTLAST_RETURN_IF_ERROR(remote.Adopt(root.job(), root.job_name()));
@@ -57,6 +46,17 @@ absl::Status CheckLocalGoesOn(const Root& root, const absl::Status& remote_error
 }
 
 }  // namespace
+
+absl::StatusOr<std::unique_ptr<RemoteRoot>> OpenRemote(const RemoteTierOptions& options) {
+  Plugins embedded;
+  const Plugins* plugins = options.plugins.get();
+  if (plugins == nullptr) {
+    OUTLAST_RETURN_IF_ERROR(RegisterStores(embedded));
+    plugins = &embedded;
+  }
+  OUTLAST_ASSIGN_OR_RETURN(auto blob, plugins->Make<Blob>(options.remote.uri));
+  return RemoteRoot::Open(std::move(blob), options.root);
+}
 
 absl::StatusOr<OpenedTiers> OpenTiers(const std::string& uri, const RemoteTierOptions& options,
                                       StartMode mode) {
@@ -133,11 +133,14 @@ absl::StatusOr<std::shared_ptr<RemoteRoot>> RemoteTier::Remote() {
   return remote_;
 }
 
-void RemoteTier::KeepStanding(const Listing& listing) {
+void RemoteTier::KeepStanding(const TierView& view) {
+  std::vector<std::string> standing;
+  for (const size_t i : ResolveChain(view.listing.checkpoints).members) {
+    const std::string& name = view.listing.checkpoints[i].name;
+    if (std::ranges::find(view.remote, name) != view.remote.end()) standing.push_back(name);
+  }
   MutexLock lock(mutex_);
-  standing_.clear();
-  for (const CheckpointInfo& info : listing.checkpoints)
-    if (info.state == CheckpointState::kCommitted) standing_.push_back(info.name);
+  standing_ = std::move(standing);
 }
 
 std::vector<std::string> RemoteTier::InUse() const {
@@ -224,7 +227,7 @@ absl::StatusOr<UploadResult> RemoteTier::Upload(const Job& job) {
       {.keep_last = options_.remote.keep_last, .keep_every = options_.remote.keep_every});
   if (!deleted.ok()) result.retention_error = MessageOf(deleted.status());
   MutexLock lock(mutex_);
-  standing_.push_back(job.checkpoint);
+  standing_.insert(standing_.begin(), job.checkpoint);
   if (deleted.ok()) {
     std::erase_if(standing_, [&](const std::string& name) {
       return std::ranges::find(*deleted, name) != deleted->end();
@@ -321,13 +324,9 @@ absl::StatusOr<TierView> RemoteTier::View(std::string* note) {
     *note = fmt::format("the remote root is left out: {}", MessageOf(listed.status()));
     return MergeTiers(local, {});
   }
-  KeepStanding(*listed);
-  return MergeTiers(local, *listed);
-}
-
-absl::Status RemoteTier::Fetch(const std::string& checkpoint) {
-  OUTLAST_ASSIGN_OR_RETURN(const auto remote, Remote());
-  return remote->Fetch(checkpoint, root_, {});
+  TierView view = MergeTiers(local, *listed);
+  KeepStanding(view);
+  return view;
 }
 
 }  // namespace outlast

@@ -1,5 +1,5 @@
 // The remote tier of a job: copies committed checkpoints to a remote root in the background, and
-// brings one back where the local root has none that restores.
+// knows what there is to restore where the local root has nothing whole.
 //
 //   a checkpoint is committed ── due ──> QUEUED (the newest one) ── the former upload ended ──>
 //   UPLOADING ──> uploaded | failed, counted; the next commit is due then
@@ -9,9 +9,11 @@
 // store that is out of reach when the job begins is looked for again at each due save, unless the
 // local root has nothing to go on from.
 //
-// Not yet: reading ranges of a remote checkpoint straight into the ranks' memory (a fetch brings
-// the whole of it, through the local disk); several agents, which would each upload their shards; a
-// claim that is lost on the remote root alone ends its uploads, not the job.
+// Of several nodes the lead uploads all shards, from the folder that all see; what is restored
+// every node reads for itself (remote_reads.h).
+//
+// Not yet: several agents that each upload their own shards; a claim that is lost on the remote
+// root alone ends its uploads, not the job.
 #pragma once
 
 #include <atomic>
@@ -59,6 +61,9 @@ struct OpenedTiers {
 absl::StatusOr<OpenedTiers> OpenTiers(const std::string& uri, const RemoteTierOptions& options,
                                       StartMode mode);
 
+// A remote root to read from; nothing is claimed. Blocks on the store.
+absl::StatusOr<std::unique_ptr<RemoteRoot>> OpenRemote(const RemoteTierOptions& options);
+
 // Calls come on the loop's thread, but for those that say otherwise.
 class RemoteTier {
  public:
@@ -86,13 +91,15 @@ class RemoteTier {
 
   // Any thread. Local checkpoints that must not be deleted now.
   std::vector<std::string> InUse() const;
-  // Any thread. Names that stand in the remote root, as far as is known.
+  // Any thread. Names that stand in the remote root and are of the job's history, as far as is
+  // known; newest first.
   std::vector<std::string> Standing() const;
 
   // What follows blocks, and is for a thread that may.
   // Both tiers as one. The remote one's error becomes `note`, and the local one is all there is.
   absl::StatusOr<TierView> View(std::string* note);
-  absl::Status Fetch(const std::string& checkpoint);
+  // Opened and claimed, if it was not yet.
+  absl::StatusOr<std::shared_ptr<RemoteRoot>> Remote();
 
  private:
   struct Job {
@@ -105,10 +112,9 @@ class RemoteTier {
   void Queue(Job job);
   void Start(Job job);
   absl::StatusOr<UploadResult> Upload(const Job& job);
-  absl::StatusOr<std::shared_ptr<RemoteRoot>> Remote();
   // What the upload thread has left for the loop's.
   void Drain();
-  void KeepStanding(const Listing& listing);
+  void KeepStanding(const TierView& view);
   bool is_cancelled() const;
 
   EventLoop& loop_;

@@ -394,7 +394,10 @@ std::vector<std::string> Root::AncestorsOf(const std::optional<std::string>& par
   };
   if (!parent.has_value()) return ancestors;
   const CheckpointInfo* info = stands(*parent);
-  if (info == nullptr) return ancestors;
+  if (info == nullptr) {  // it was restored from the other tier, whose history goes on behind it
+    ancestors.assign(std::ranges::find(elsewhere, *parent), elsewhere.end());
+    return ancestors;
+  }
   ancestors.push_back(*parent);
   for (const std::string& name : info->manifest->ancestors) {
     const bool is_known =

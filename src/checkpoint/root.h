@@ -245,8 +245,8 @@ class Root {
   absl::StatusOr<Manifest> ComposeManifest(std::string_view checkpoint,
                                            std::vector<Receipt> receipts,
                                            std::vector<ReceiptEntry> entries) const;
-  // Ancestors for a child of `parent`: those of the parent that still stand, here or (`elsewhere`)
-  // in another tier, the parent first.
+  // Ancestors for a child of `parent`: those of the parent that still stand, here or (`elsewhere`,
+  // the job's history, newest first) in another tier; the parent first.
   std::vector<std::string> AncestorsOf(const std::optional<std::string>& parent,
                                        const Listing& listing,
                                        std::span<const std::string> elsewhere = {}) const;

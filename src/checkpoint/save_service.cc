@@ -51,6 +51,7 @@ SaveService::~SaveService() {
   if (limit_timer_) keeper_.loop().Cancel(*limit_timer_);
   Hurry();
   nodes_.reset();
+  EndRestoring();
   scrubber_.reset();
   persist_.reset();
   fetch_.reset();
@@ -93,6 +94,9 @@ bool SaveService::OnMessage(int slot, Message& message) {
       return true;
     case MessageKind::kGather:
       OnGather(slot, message);
+      return true;
+    case MessageKind::kReadRange:
+      OnReadRange(slot, message);
       return true;
     case MessageKind::kVote:
       OnVote(slot, message);
@@ -505,7 +509,7 @@ bool SaveService::PinAll(const Common& common) {
 }
 
 void SaveService::OnAbort(uint64_t generation) {
-  restoring_ = {};
+  EndRestoring();
   if (nodes_) nodes_->OnAbort(generation);
 }
 
@@ -514,7 +518,7 @@ void SaveService::OnWorkerEnded(int) {}
 void SaveService::OnCommit(const CommitGeneration& commit) {
   generation_ = commit.generation;
   generation_members_ = commit.members;
-  restoring_ = {};
+  EndRestoring();
   cost_.Forget();
   finishers_.clear();  // their requests were answered by the abort
   final_step_ = 0;
@@ -609,9 +613,13 @@ void SaveService::OnPersistCommon(const std::string& reason) {
   keeper_.Dispatch(StopPersisted{durable_step_, false});
 }
 
-absl::Status SaveService::PersistLast() {
-  if (!opened_ || buffers_.empty()) return absl::OkStatus();
-  if (nodes_) return nodes_->PersistLast();
+void SaveService::PersistLast(std::function<void(absl::Status)> done) {
+  if (!opened_ || buffers_.empty()) return done(absl::OkStatus());
+  if (nodes_) return nodes_->PersistLast(std::move(done));
+  done(PersistLastOfOneNode());
+}
+
+absl::Status SaveService::PersistLastOfOneNode() {
   absl::Status status;
   Hurry();
   persist_.reset();  // waits for the save that is being written; the loop hears no more of it

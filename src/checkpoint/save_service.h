@@ -28,6 +28,7 @@
 #include "base/serial_thread.h"
 #include "checkpoint/peer_tier_options.h"
 #include "checkpoint/persist.h"
+#include "checkpoint/remote_reads.h"
 #include "checkpoint/remote_tier.h"
 #include "checkpoint/root.h"
 #include "checkpoint/save_wire.h"
@@ -78,6 +79,9 @@ struct SaveServiceOptions {
   // Of several nodes: how long a node looks for the lead's claim in its root, which a network's
   // file system may show late, before the root is said to be another one.
   absl::Duration claim_patience = absl::Seconds(10);
+  // Of several nodes: how long the agents wait for each other when they save after the trainers'
+  // end.
+  absl::Duration last_patience = absl::Seconds(10);
   PeerTierOptions peers;
   SaveObserver observer;
 };
@@ -103,9 +107,11 @@ class SaveService final : public KeeperExtension {
   void OnPersistCommon(const std::string& reason) override;
 
   // All workers have ended: writes the newest snapshot that all ranks have, if it is newer than
-  // what is on disk, and waits. Call it before destruction when a job ends otherwise than finished.
-  // Blocks.
-  absl::Status PersistLast();
+  // what is on disk, and calls `done`. Call it before destruction when a job ends otherwise than
+  // finished. Of one node it blocks, and `done` comes before it returns. Of several nodes the
+  // agents do it together, while the loop runs: each must call this, and `done` comes by then, or
+  // with kUnavailable when another agent has not within `last_patience`, which names the nodes.
+  void PersistLast(std::function<void(absl::Status)> done);
 
   int64_t durable_step() const { return durable_step_; }
   // Some state is in the root, and with it the final one that ranks asked for last.
@@ -153,6 +159,8 @@ class SaveService final : public KeeperExtension {
     };
     std::map<int, Gatherer> gatherers;
     std::map<int, Waiter> voters;
+    std::shared_ptr<RemoteReads> reads;  // of a choice of the remote root
+    bool opening_reads = false;
     bool failed = false, mismatch = false;
     bool done = false;   // all ranks hold it
     bool again = false;  // a later one in the same generation: chosen once all have asked
@@ -170,6 +178,7 @@ class SaveService final : public KeeperExtension {
     bool resume = true;
   };
 
+  absl::Status PersistLastOfOneNode();
   struct MadeBuffers;
   struct BufferNeeds {
     std::string tables;      // of all ranks, by rank (EncodeTables)
@@ -212,6 +221,7 @@ class SaveService final : public KeeperExtension {
   void OnFinishAsked(int slot, const Message& message);
   void OnChoose(int slot, const Message& message);
   void OnGather(int slot, const Message& message);
+  void OnReadRange(int slot, const Message& message);
   void OnVote(int slot, const Message& message);
 
   bool is_complete(const Save& save) const;
@@ -245,19 +255,24 @@ class SaveService final : public KeeperExtension {
   static std::string NewestUsable(const Candidates& candidates, const Restoring& restoring);
   void OnCandidates(uint64_t generation, uint32_t attempt,
                     const absl::StatusOr<Candidates>& candidates);
-  void Fetch(const std::string& name);
+  void OpenReads();
+  void ForgetReads();
+  void EndRestoring();
   SerialThread& readers() { return fetch_ != nullptr ? *fetch_ : *io_; }
   RemoteTierOptions TierOptions() const;
   void MakeTier();
+  void MakeFetchThread();
   void MakeScrubber();
   void Tell(int64_t step, SaveOutcome outcome, std::string_view error);
   void Decide(RestoreChoice choice);
   void AnswerChoosers();
   void CountVotes();
+  void PassOver(RestoreSource source, const std::string& name, const std::string& reason);
   void OnRestored(const RestoreChoice& choice);
   bool ServeFromReplicas();
   std::optional<int> ReplicaOf(int slot) const;
   int members() const;
+  std::vector<uint32_t> Mates() const;
   void ArmAutoSave();
   int64_t NewestStep() const;
   void AskForAutoSave();
@@ -319,7 +334,7 @@ class SaveService final : public KeeperExtension {
 
   std::unique_ptr<Scrubber> scrubber_;     // none: not asked for
   std::unique_ptr<RemoteTier> tier_;       // none: no remote root
-  std::unique_ptr<SerialThread> fetch_;    // with a remote root: lists and fetches
+  std::unique_ptr<SerialThread> fetch_;    // with a remote root: lists it, reads small files
   std::unique_ptr<SerialThread> io_;       // the root: open, list, beat
   std::unique_ptr<SerialThread> persist_;  // saves
   std::unique_ptr<Nodes> nodes_;           // null: this node holds all ranks

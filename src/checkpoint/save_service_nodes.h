@@ -10,6 +10,12 @@
 // Before a node's ranks restore it must see that claim in its own root; where it does not come, the
 // nodes do not share the folder, and the job is refused.
 //
+// After the trainers' end, or at a stop that they did not follow, when the generation is unwound,
+// the agents meet once more to save what memory holds (PersistLast). That save counts as of the
+// next generation, which no trainer enters: so a writer of the unwound one stays fenced off. All
+// nodes of the generation must take part, and the lead's claim must still be the newest: where
+// others have gone on without these, nothing is committed.
+//
 // A rank keeps its snapshots as long as it stays where it is; when its place changes, its buffers
 // are made anew, and filled from copies that other nodes have (save_service_copies.h) or by a
 // restore from the disk; when the world does, by the disk alone.
@@ -64,7 +70,7 @@ class SaveService::Nodes {
   void OnAllFinish(int64_t step);
   void RetryFinish(int64_t step);
   void OnPersistCommon(const std::string& reason);
-  absl::Status PersistLast() const;
+  void PersistLast(std::function<void(absl::Status)> done);
 
   // The lead's saves.
   void Drop(int64_t step, const std::string& why);
@@ -115,6 +121,10 @@ class SaveService::Nodes {
   void Take(const std::string& node, const FetchTold& told);
 
   void LeaveOldBuffers();
+  void AskForLast();
+  void BeginLast();
+  void EndLast(const absl::Status& outcome);
+  uint64_t SaveGeneration() const;
   void CleanUp();
   void GiveUpLead();
   void LookForClaim(uint64_t look, absl::Duration until);
@@ -179,6 +189,12 @@ class SaveService::Nodes {
   std::optional<HeldTold> held_told_;            // the newest
   bool has_restored_ = false;
   uint32_t round_ = 0;
+  struct Last {  // the agents save what memory holds, after the trainers' end
+    std::function<void(absl::Status)> done;
+    absl::Duration until;
+    bool has_begun = false;
+  };
+  std::optional<Last> last_;
   std::unique_ptr<Copies> copies_;  // null: no copies on other nodes
 
   // --- The lead

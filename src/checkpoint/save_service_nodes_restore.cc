@@ -51,6 +51,8 @@ void SaveService::Nodes::Take(const std::string&, const RestoreChosen& chosen) {
     of_.parent_ = chosen.checkpoint;
     const auto parts = ParseCheckpointName(chosen.checkpoint);
     if (parts) of_.durable_step_ = parts->step;
+  } else if (chosen.source == RestoreSource::kRemote) {
+    choice.folder = of_.checkpointer_.remote.uri + "/" + chosen.checkpoint;
   } else if (!kept && !chosen.checkpoint.empty()) {
     choice.folder = of_.opened_->root->PathOf(chosen.checkpoint);
   }
@@ -101,6 +103,7 @@ void SaveService::Nodes::Take(const std::string&, const RestoreJudged& judged) {
   if (judged.at != RestoreTry{round_, of_.restoring_.attempt} || !of_.restoring_.choice) return;
   council_->Answered("vote");
   const auto voters = std::exchange(of_.restoring_.voters, {});
+  of_.ForgetReads();
   if (!judged.mismatch.empty()) {
     of_.restoring_.done = true;
     const absl::Status status = Error(absl::StatusCode::kInvalidArgument, "{}", judged.mismatch);
@@ -273,10 +276,7 @@ void SaveService::Nodes::JudgeIfAllVoted() {
       // The same step from copies first, once.
       of_.restoring_.memory_is_bad = !copies_ || !copies_->Distrust(failed, chosen_->snapshot);
     } else {
-      of_.restoring_.bad_folders.insert(chosen_->checkpoint);
-      of_.readers().Post([opened = of_.opened_, name = chosen_->checkpoint, reason] {
-        opened->root->Quarantine(name, reason).IgnoreError();
-      });
+      of_.PassOver(chosen_->source, chosen_->checkpoint, reason);
     }
     ++at_.attempt;
   }

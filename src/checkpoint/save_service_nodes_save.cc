@@ -13,6 +13,7 @@ constexpr size_t kMostSaid = 64;
 constexpr size_t kMostVoid = 256;
 constexpr int64_t kLongestNotice = 64;      // steps
 constexpr int64_t kLongestEvery = 1 << 12;  // due snapshots
+constexpr absl::Duration kLastRetry = absl::Milliseconds(100);
 
 std::string TopicOf(int64_t step) { return fmt::format("step {}", step); }
 
@@ -169,6 +170,7 @@ absl::StatusOr<std::vector<LocalRank>> SaveService::Nodes::Pin(const SaveOrder& 
     return Error(absl::StatusCode::kUnavailable, "its ranks hold no snapshot of step {}",
                  order.step);
   }
+  BeginLast();
   WrittenHere& written = written_[order.key.checkpoint];
   for (size_t slot = 0; slot < save->held.size(); ++slot) {
     if (!save->held[slot]) continue;
@@ -184,7 +186,10 @@ void SaveService::Nodes::Take(const std::string&, const SaveOver& over) {
   council_->Answered(TopicOf(over.step));
   council_->Answered("persist");
   if (over.final) council_->Answered("finish");
-  if (is_lead()) return;  // it has told its own already
+  if (is_lead()) {  // it has told its own already
+    if (over.last) EndLast(over.outcome);
+    return;
+  }
   const std::string error(MessageOf(over.outcome));
   if (over.outcome.ok() && over.step > 0 && !over.checkpoint.empty()) {
     of_.durable_step_ = over.step;
@@ -200,26 +205,81 @@ void SaveService::Nodes::Take(const std::string&, const SaveOver& over) {
     of_.keeper_.Dispatch(StopPersisted{over.step, over.outcome.ok()});
   }
   if (over.final) of_.AnswerFinishers(over.step, over.outcome);
+  if (over.last) EndLast(over.outcome);
 }
 
 void SaveService::Nodes::OnAllFinish(int64_t step) {
   council_->TellLead("finish", FinishAsked{{of_.generation_, step}});
 }
 
-// The agents agree only while a generation stands.
+// The stop that asks for it has unwound the generation already.
 void SaveService::Nodes::OnPersistCommon(const std::string& reason) {
-  if (!council_->is_open()) return of_.keeper_.Dispatch(StopPersisted{of_.durable_step_, false});
-  council_->TellLead("persist", PersistAsked{HeldHere(), reason});
+  if (council_->is_open()) return council_->TellLead("persist", PersistAsked{HeldHere(), reason});
+  if (HeldHere().empty()) return of_.keeper_.Dispatch(StopPersisted{of_.durable_step_, false});
+  PersistLast([this](const absl::Status& saved) {
+    of_.keeper_.Dispatch(StopPersisted{of_.durable_step_, saved.ok()});
+  });
 }
 
-// The other agents may be gone, so nothing can be saved any more.
-absl::Status SaveService::Nodes::PersistLast() const {
+void SaveService::Nodes::PersistLast(std::function<void(absl::Status)> done) {
   const std::vector<SnapshotKey> held = HeldHere();
-  if (held.empty() || held.back().step <= of_.durable_step_) return absl::OkStatus();
-  return Error(absl::StatusCode::kUnavailable,
-               "step {} is in memory, step {} in the root: after the trainers' end the agents of "
-               "several nodes save nothing more",
-               held.back().step, of_.durable_step_);
+  const bool has_newer =
+      std::ranges::any_of(held, [&](const auto& key) { return key.step > of_.durable_step_; });
+  if (!has_newer || !ranks_of_.contains(of_.keeper_.node())) return done(absl::OkStatus());
+  if (!council_->is_open()) {
+    std::set<std::string> nodes;
+    for (const auto& [node, ranks] : ranks_of_) nodes.insert(node);
+    council_->Enter(council_->self(), council_->lead(), std::move(nodes));
+  }
+  last_ = Last{std::move(done), Clock::Real().Uptime() + of_.options_.last_patience};
+  AskForLast();
+}
+
+// Again and again: the other agents come to it when their own trainers have ended.
+void SaveService::Nodes::AskForLast() {
+  if (!last_) return;
+  if (Clock::Real().Uptime() < last_->until) {
+    if (!last_->has_begun)
+      council_->TellLead("persist", PersistAsked{HeldHere(), "the trainers have ended"});
+    of_.keeper_.loop().RunAfter(kLastRetry, [this, alive = alive_] {
+      if (*alive) AskForLast();
+    });
+    return;
+  }
+  std::vector<std::string> silent;
+  if (last_->has_begun || !is_lead()) {
+    silent = {council_->lead()};
+  } else {
+    for (const auto& [node, ranks] : ranks_of_) {
+      if (!persist_asked_.contains(node)) silent.push_back(node);
+    }
+  }
+  const std::vector<SnapshotKey> held = HeldHere();
+  const absl::Status why = Error(
+      absl::StatusCode::kUnavailable,
+      "step {} is in memory here, step {} in the root; the agent of node '{}' does not answer, and "
+      "without it the agents of several nodes save nothing",
+      held.empty() ? 0 : held.back().step, of_.durable_step_, fmt::join(silent, "', '"));
+  if (is_lead()) council_->TellAll(SaveOver{of_.durable_step_, "", 0, {}, why, true});
+  EndLast(why);
+}
+
+// The lead has heard all, and its own limits tell how long a save may take.
+void SaveService::Nodes::BeginLast() {
+  if (!last_ || std::exchange(last_->has_begun, true)) return;
+  const CommitLimits limits = Limits();
+  last_->until = Clock::Real().Uptime() + limits.announce + limits.write + limits.receipts +
+                 limits.collect + limits.hooks + limits.link + of_.options_.last_patience;
+}
+
+void SaveService::Nodes::EndLast(const absl::Status& outcome) {
+  persist_asked_.clear();
+  if (last_) std::exchange(last_, std::nullopt)->done(outcome);
+}
+
+// Writers of an unwound generation are fenced off.
+uint64_t SaveService::Nodes::SaveGeneration() const {
+  return of_.generation_ <= aborted_ ? std::max(of_.generation_, aborted_) + 1 : of_.generation_;
 }
 
 // --- Saves, at the lead
@@ -303,7 +363,7 @@ CommitLimits SaveService::Nodes::Limits() const {
 void SaveService::Nodes::StartSave(const Save& save) {
   const PersistRequest persist = of_.RequestOf(save);
   TeamSaveRequest request;
-  request.generation = of_.generation_;
+  request.generation = SaveGeneration();
   for (const auto& [node, ranks] : ranks_of_) request.parts.push_back({node, ranks});
   request.run_id = persist.run_id;
   request.step = save.step;
@@ -402,6 +462,7 @@ void SaveService::Nodes::Take(const std::string& node, const PersistAsked& asked
   if (!is_lead()) return;
   persist_asked_[node] = asked.held;
   if (persist_asked_.size() < ranks_of_.size()) return;
+  BeginLast();
   const std::optional<SnapshotKey> common = NewestCommon(std::exchange(persist_asked_, {}));
   const auto tell = [&](const absl::Status& outcome) {
     SaveOver over{of_.durable_step_, of_.parent_.value_or(""), 0, {}, outcome, true};

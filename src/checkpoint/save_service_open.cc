@@ -132,7 +132,12 @@ void SaveService::MakeTier() {
   };
   tier_ = std::make_unique<RemoteTier>(keeper_.loop(), *opened_->root, std::move(opened_->remote),
                                        TierOptions(), std::move(observer));
-  fetch_ = std::make_unique<SerialThread>("outlast-fetch");
+  MakeFetchThread();
+}
+
+// A lead that is one no longer gives it back, with the tier that it works for.
+void SaveService::MakeFetchThread() {
+  if (!fetch_) fetch_ = std::make_unique<SerialThread>("outlast-fetch");
 }
 
 void SaveService::MakeScrubber() {

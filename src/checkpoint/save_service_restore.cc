@@ -9,7 +9,7 @@
 namespace outlast {
 namespace {
 
-constexpr int kMaxShares = 250;  // a message carries 253 descriptors (SCM_MAX_FD)
+constexpr size_t kMaxShares = 250;  // a message carries 253 descriptors (SCM_MAX_FD)
 
 absl::Status Aborted(uint64_t generation) {
   return Error(absl::StatusCode::kAborted, "generation {} ended", generation);
@@ -32,7 +32,7 @@ void SaveService::OnChoose(int slot, const Message& message) {
   if (message.generation < generation_)
     return keeper_.Answer(slot, message.request, Aborted(message.generation));
   if (restoring_.done) {
-    restoring_ = {};
+    EndRestoring();
     restoring_.again = !nodes_;
     if (nodes_) nodes_->NextRound();
   }
@@ -150,8 +150,13 @@ void SaveService::OnCandidates(uint64_t generation, uint32_t attempt,
                        .folder = opened_->root->PathOf(name)});
       }
       // The same step from another source before an older one.
-      if (holds(candidates->remote, name) && !restoring_.bad_remote.contains(name))
-        return Fetch(name);
+      if (holds(candidates->remote, name) && !restoring_.bad_remote.contains(name)) {
+        options_.observer.on_note("restoring from the remote root: " + name);
+        const auto parts = ParseCheckpointName(name);
+        return Decide({.source = RestoreSource::kRemote,
+                       .step = parts ? parts->step : 0,
+                       .folder = checkpointer_.remote.uri + "/" + name});
+      }
     }
     // Nothing was ever saved, or a fresh start was asked for: step 0. But never because all that
     // there was failed.
@@ -171,28 +176,65 @@ void SaveService::OnCandidates(uint64_t generation, uint32_t attempt,
   keeper_.Dispatch(RestoreFailed{std::string(MessageOf(status))});
 }
 
-// Brings a checkpoint from the remote root to the local one; all ranks then read it there.
-void SaveService::Fetch(const std::string& name) {
-  options_.observer.on_note("restoring from the remote root: " + name);
-  fetch_->Post([this, alive = alive_, &loop = keeper_.loop(), tier = tier_.get(), name,
-                generation = generation_, attempt = restoring_.attempt] {
-    loop.Post([this, alive, name, generation, attempt, fetched = tier->Fetch(name)] {
-      if (!*alive || generation != generation_ || attempt != restoring_.attempt ||
-          !restoring_.choosing)
-        return;
-      restoring_.bad_remote.insert(name);  // tried once
-      if (fetched.ok()) {
-        const auto parts = ParseCheckpointName(name);
-        return Decide({.source = RestoreSource::kRemote,
-                       .step = parts ? parts->step : 0,
-                       .folder = opened_->root->PathOf(name)});
+// Every node's agent opens what was chosen for its own ranks. One that cannot says so in its ranks'
+// place: they vote.
+void SaveService::OpenReads() {
+  if (std::exchange(restoring_.opening_reads, true)) return;
+  MakeFetchThread();
+  const std::string& folder = restoring_.choice->folder;
+  fetch_->Post([this, alive = alive_, &loop = keeper_.loop(), tier = tier_.get(),
+                options = TierOptions(), name = folder.substr(folder.rfind('/') + 1),
+                slots = slots_, generation = generation_, attempt = restoring_.attempt] {
+    const auto open = [&]() -> absl::StatusOr<std::shared_ptr<RemoteReads>> {
+      std::shared_ptr<RemoteRoot> root;
+      if (tier != nullptr) {
+        OUTLAST_ASSIGN_OR_RETURN(root, tier->Remote());
+      } else {
+        OUTLAST_ASSIGN_OR_RETURN(root, OpenRemote(options));
       }
-      const std::string reason = fmt::format("remote {}: {}", name, MessageOf(fetched));
-      options_.observer.on_note("checkpoint passed over: " + reason);
-      restoring_.passed_over.push_back(reason);
-      ChooseFromDisk();
+      return RemoteReads::Open(std::move(root), name, slots);
+    };
+    loop.Post([this, alive, generation, attempt, opened = open()] {
+      if (!*alive || generation != generation_ || attempt != restoring_.attempt ||
+          !restoring_.opening_reads || !restoring_.choice)
+        return;
+      if (opened.ok()) {
+        restoring_.reads = *opened;
+      } else {
+        restoring_.choice->error = MessageOf(opened.status());
+      }
+      AnswerChoosers();
     });
   });
+}
+
+// Its end may wait for a store that hangs.
+void SaveService::ForgetReads() {
+  restoring_.opening_reads = false;
+  if (!restoring_.reads) return;
+  restoring_.reads->Cancel();
+  MakeFetchThread();
+  fetch_->Post([reads = std::exchange(restoring_.reads, nullptr)]() mutable { reads.reset(); });
+}
+
+void SaveService::EndRestoring() {
+  ForgetReads();
+  restoring_ = {};
+}
+
+void SaveService::OnReadRange(int slot, const Message& message) {
+  const auto wanted = RangeWanted::Decode(message.payload);
+  if (!wanted.ok()) return keeper_.Answer(slot, message.request, wanted.status());
+  if (message.generation < generation_ || wanted->attempt != restoring_.attempt ||
+      !restoring_.reads)
+    return keeper_.Answer(slot, message.request, Aborted(message.generation));
+  restoring_.reads->Read(slot, *wanted,
+                         [this, alive = alive_, &loop = keeper_.loop(), slot,
+                          request = message.request](absl::Status status) {
+                           loop.Post([this, alive, slot, request, status = std::move(status)] {
+                             if (*alive) keeper_.Answer(slot, request, status);
+                           });
+                         });
 }
 
 void SaveService::Decide(RestoreChoice choice) {
@@ -203,9 +245,14 @@ void SaveService::Decide(RestoreChoice choice) {
 }
 
 void SaveService::AnswerChoosers() {
+  const bool is_remote = restoring_.choice->source == RestoreSource::kRemote;
+  if (is_remote && !restoring_.reads && restoring_.choice->error.empty()) return OpenReads();
   for (const Waiter& waiter : std::exchange(restoring_.choosers, {})) {
     RestoreChoice choice = *restoring_.choice;
     std::vector<int> fds;
+    if (is_remote && restoring_.reads)
+      fds = {restoring_.reads->head_fd(), restoring_.reads->window_fd(waiter.slot)};
+    if (choice.is_of_files()) choice.mates = Mates();
     if (choice.source == RestoreSource::kMemory) {
       const Held& held = base_->held[static_cast<size_t>(waiter.slot)];
       choice.buffer = static_cast<uint32_t>(held.buffer);
@@ -235,25 +282,39 @@ void SaveService::OnGather(int slot, const Message& message) {
       (share == Share::kReady && buffer >= buffers_[static_cast<size_t>(slot)].size())) {
     return keeper_.Answer(slot, message.request, Aborted(message.generation));
   }
-  // What ranks of other machines read lies in no memory that is seen here.
-  if (nodes_) {
-    return keeper_.Answer(slot, message.request, absl::OkStatus(),
-                          PayloadWriter().Int(Share::kCannot).bytes());
-  }
   restoring_.gatherers[slot] = {{slot, message.request}, share, buffer};
   if (static_cast<int>(restoring_.gatherers.size()) < members()) return;
-  // A rank whose work is done reads no share.
-  Share all = members() < slots_ || slots_ > kMaxShares ? Share::kCannot : Share::kReady;
-  std::vector<int> fds;
+  Share all = Share::kReady;
+  std::map<int, int> fds_by_rank;
   for (const auto& [member, gatherer] : restoring_.gatherers) {
     all = std::max(all, gatherer.share);
-    if (gatherer.share == Share::kReady)
-      fds.push_back(buffers_[static_cast<size_t>(member)][gatherer.buffer].fd());
+    if (gatherer.share == Share::kReady) {
+      fds_by_rank[keeper_.rank(member)] =
+          buffers_[static_cast<size_t>(member)][gatherer.buffer].fd();
+    }
   }
-  if (all != Share::kReady) fds.clear();
+  std::vector<int> fds;
+  if (all == Share::kReady) {
+    for (const auto& [rank, fd] : fds_by_rank) fds.push_back(fd);
+  }
   const std::string answer = PayloadWriter().Int(all).bytes();
   for (const auto& [member, gatherer] : std::exchange(restoring_.gatherers, {}))
     keeper_.Answer(member, gatherer.waiter.request, absl::OkStatus(), answer, fds);
+}
+
+// A rank whose work is done reads no share.
+std::vector<uint32_t> SaveService::Mates() const {
+  std::vector<uint32_t> ranks;
+  for (int slot = 0; slot < slots_; ++slot) {
+    const bool is_member =
+        generation_members_.empty() ||
+        std::ranges::find(generation_members_, slot) != generation_members_.end();
+    if (is_member && !keeper_.is_finished(slot) && keeper_.rank(slot) >= 0)
+      ranks.push_back(static_cast<uint32_t>(keeper_.rank(slot)));
+  }
+  std::ranges::sort(ranks);
+  if (ranks.size() > kMaxShares) ranks.clear();
+  return ranks;
 }
 
 void SaveService::OnVote(int slot, const Message& message) {
@@ -287,6 +348,7 @@ void SaveService::CountVotes() {
   if (restoring_.mismatch) {  // the program's own error: no other source would fit better
     const absl::Status status =
         Error(absl::StatusCode::kInvalidArgument, "{}", restoring_.passed_over.front());
+    ForgetReads();
     restoring_.done = true;
     for (const auto& [slot, waiter] : voters) keeper_.Answer(slot, waiter.request, status);
     return;
@@ -304,12 +366,9 @@ void SaveService::CountVotes() {
         ForgetMemory();
       }
     } else {
-      const std::string name = choice.folder.substr(choice.folder.rfind('/') + 1);
-      restoring_.bad_folders.insert(name);
-      readers().Post([opened = opened_, name, reason] {
-        opened->root->Quarantine(name, reason).IgnoreError();
-      });
+      PassOver(choice.source, choice.folder.substr(choice.folder.rfind('/') + 1), reason);
     }
+    ForgetReads();
     ++restoring_.attempt;
     restoring_.choice.reset();
   }
@@ -320,7 +379,20 @@ void SaveService::CountVotes() {
   }
 }
 
+// A remote copy is only not tried again: a store that could not be read may be whole.
+void SaveService::PassOver(RestoreSource source, const std::string& name,
+                           const std::string& reason) {
+  if (source == RestoreSource::kRemote) {
+    restoring_.bad_remote.insert(name);
+    return;
+  }
+  restoring_.bad_folders.insert(name);
+  readers().Post(
+      [opened = opened_, name, reason] { opened->root->Quarantine(name, reason).IgnoreError(); });
+}
+
 void SaveService::OnRestored(const RestoreChoice& choice) {
+  ForgetReads();
   restoring_.done = true;
   durable_step_ = choice.is_of_files() ? choice.step : std::min(durable_step_, choice.step);
   if (choice.is_of_files()) {

@@ -231,7 +231,10 @@ std::string RestoreChoice::Encode() const {
       .Int(turn)
       .Int(served_by)
       .Int(served_turn)
-      .Text(folder);
+      .Text(folder)
+      .Text(error)
+      .Int(static_cast<uint32_t>(mates.size()));
+  for (const uint32_t rank : mates) writer.Int(rank);
   return writer.bytes();
 }
 
@@ -246,6 +249,10 @@ absl::StatusOr<RestoreChoice> RestoreChoice::Decode(std::string_view payload) {
   choice.served_by = reader.Int<uint32_t>();
   choice.served_turn = reader.Int<uint32_t>();
   choice.folder = std::string(reader.Text());
+  choice.error = std::string(reader.Text());
+  const auto mates = reader.Int<uint32_t>();
+  for (uint32_t i = 0; i < mates && reader.ok(); ++i)
+    choice.mates.push_back(reader.Int<uint32_t>());
   if (!reader.ok() || source > static_cast<uint8_t>(RestoreSource::kPeer))
     return Malformed("choice of a restore");
   choice.source = static_cast<RestoreSource>(source);

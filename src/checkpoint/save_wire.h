@@ -13,10 +13,12 @@
 //               rank 0 says how far apart such ones should be, in steps              no answer
 //   kHurry      a rank waits for a save: no rate limit until one has ended            no answer
 //   kFinish     i64 step, u8 FinishAsk -> u8 durable
-//   kChoose     u32 attempt -> RestoreChoice; with served_by one descriptor, of that slot's buffer
-//   kGather     u32 attempt, Share, u32 buffer -> Share; with kReady descriptors: every rank's
-//   buffer kVote       u32 attempt, u8 ok, u8 mismatch, Text detail -> u8 restored (else choose
-//   again with attempt + 1) kSaveEvent  i64 step, SaveOutcome, Text error pushed kAhead
+//   kChoose     u32 attempt -> RestoreChoice; with served_by one descriptor, of that slot's buffer;
+//               kRemote: two, of the checkpoint's head and of the rank's window, or `error`
+//   kReadRange  RangeWanted: the agent puts bytes of a remote shard into the rank's window ->
+//   nothing kGather     u32 attempt, Share, u32 buffer -> Share; with kReady descriptors: every
+//   rank's buffer kVote       u32 attempt, u8 ok, u8 mismatch, Text detail -> u8 restored (else
+//   choose again with attempt + 1) kSaveEvent  i64 step, SaveOutcome, Text error pushed kAhead
 //   RestoreChoice (memory): what survivors may bring back before the next generation
 #pragma once
 
@@ -49,12 +51,12 @@ enum class FinishAsk : uint8_t { kQuery = 0, kWait = 1 };
 
 enum class SaveOutcome : uint8_t { kFailed = 0, kDurable = 1, kUploadFailed = 2, kUploaded = 3 };
 
-// kRemote: a checkpoint that was brought to the local root for this. kPeer: a snapshot that another
-// node's agent brought into this rank's buffer.
+// kRemote: a checkpoint in the remote root, whose bytes the agent brings (remote_reads.h). kPeer: a
+// snapshot that another node's agent brought into this rank's buffer.
 enum class RestoreSource : uint8_t { kNone = 0, kMemory = 1, kDisk = 2, kRemote = 3, kPeer = 4 };
 
-// How a rank's share of a restore from files went: each byte that several ranks of a machine need
-// is read by one of them, into its buffer.
+// How a rank's share of a restore from files went: each byte that several ranks of a node need is
+// read by one of them, into its buffer.
 enum class Share : uint8_t {
   kReady = 0,   // it lies in the buffer; as an answer: everybody's does
   kCannot = 1,  // no buffer is free, say: then each reads all for itself
@@ -73,7 +75,10 @@ struct RestoreChoice {
   static constexpr uint32_t kNobody = 0xffffffff;
   uint32_t served_by = kNobody;
   uint32_t served_turn = 0;
-  std::string folder;  // absolute path of the checkpoint (kDisk, kRemote)
+  std::string folder;  // the checkpoint's place: an absolute path (kDisk), a URI (kRemote)
+  std::string error;   // this node cannot read it, and why (kRemote)
+  // Ranks of this node that restore together, ascending (kDisk, kRemote); empty: too many to share.
+  std::vector<uint32_t> mates;
 
   bool is_of_files() const {
     return source == RestoreSource::kDisk || source == RestoreSource::kRemote;

@@ -438,8 +438,15 @@ void Agent::OnFinish(const FinishJob& finish) {
 
 // What memory holds goes to disk; if that is the last state, nothing is missing any more.
 void Agent::Rescue() {
-  const bool is_last = services_->PersistLast(finish_.last_step);
-  if (!is_last || !finish_.code_if_saved.has_value()) return;
+  std::optional<bool> is_last;
+  bool waits = false;
+  services_->PersistLast(finish_.last_step, [&](bool last) {
+    is_last = last;
+    if (waits) loop_->Stop();
+  });
+  waits = !is_last.has_value();
+  if (waits) loop_->Run();  // the other nodes' agents save theirs with it
+  if (!is_last.value_or(false) || !finish_.code_if_saved.has_value()) return;
   const std::string reason = fmt::format("{}; the agent has saved it since", end_->second);
   console_->Say(fmt::format("outlast: the last state is in the root after all ({})", reason));
   end_ = {*finish_.code_if_saved, reason};

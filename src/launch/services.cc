@@ -130,13 +130,15 @@ int64_t JobServices::LastProgressOf(const FaultRecord& fault) const {
   return found == hung_since_ns_.end() ? 0 : found->second;
 }
 
-bool JobServices::PersistLast(int64_t last_step) {
-  if (const absl::Status saved = saves_->PersistLast(); !saved.ok()) {
-    console_.Say(
-        fmt::format("outlast: the newest step in memory could not be saved: {}", MessageOf(saved)));
-    return false;
-  }
-  return saves_->holds_last_state() && saves_->durable_step() >= last_step;
+void JobServices::PersistLast(int64_t last_step, std::function<void(bool)> done) {
+  saves_->PersistLast([this, last_step, done = std::move(done)](const absl::Status& saved) {
+    if (!saved.ok()) {
+      console_.Say(fmt::format("outlast: the newest step in memory could not be saved: {}",
+                               MessageOf(saved)));
+      return done(false);
+    }
+    done(saves_->holds_last_state() && saves_->durable_step() >= last_step);
+  });
 }
 
 }  // namespace outlast

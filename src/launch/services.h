@@ -40,9 +40,10 @@ class JobServices {
   std::string WhereIs(int slot);
   Monitor& monitor() { return *monitor_; }
 
-  // All workers have ended, and not because they were done: what memory holds goes to disk. True:
-  // the state that a rank wanted last is there, and one of at least `last_step`. Blocks.
-  bool PersistLast(int64_t last_step);
+  // All workers have ended, and not because they were done: what memory holds goes to disk. `done`
+  // hears whether the state that a rank wanted last is there, and one of at least `last_step`; of
+  // several nodes on the loop, later (SaveService::PersistLast). Blocks in a job of one node.
+  void PersistLast(int64_t last_step, std::function<void(bool is_last)> done);
 
  private:
   SaveObserver Observer();

@@ -42,6 +42,7 @@ enum class MessageKind : uint16_t {
   kHurry = 39,
   kGather = 40,
   kHeld = 41,
+  kReadRange = 42,
   kCheckpointLast = 63,
   // keeper -> worker
   kAnswer =

@@ -75,6 +75,8 @@ struct JobSpec {
   // A step of a rank that changes nothing, and announces nothing: what is still being copied of the
   // one before is given up.
   std::function<bool(Run&, int64_t step)> is_idle = [](Run&, int64_t) { return false; };
+  // Called by each rank before it restores in a generation.
+  std::function<void(LocalWorld&, Run&)> at_restore = [](LocalWorld&, Run&) {};
   // All ranks restore once more when they first come to that step of a generation.
   int64_t restore_at = -1;
   JobOptions job;
@@ -124,6 +126,7 @@ inline void RunJob(JobSpec spec, Seen& seen) {
     OUTLAST_ASSIGN_OR_RETURN(const auto checkpoints, Checkpointer::Open(run, spec.checkpoints));
     const absl::Status status = run.ForEachGeneration([&](Generation& generation) -> absl::Status {
       OUTLAST_ASSIGN_OR_RETURN(auto group, Group::Make(generation, run, "grads", 4096));
+      spec.at_restore(world, run);
       OUTLAST_ASSIGN_OR_RETURN(int64_t step, checkpoints->Restore(toy.State()));
       seen.restore_read += checkpoints->stats().restore_read_bytes;
       if (step == 0) toy = Toy(spec.floats);

@@ -55,6 +55,25 @@ TEST(ReadAhead, ReadsBeforeItIsAsked) {
   EXPECT_EQ(ahead->Next()->front(), std::byte{0});
 }
 
+TEST(ReadAhead, ReadsInBorrowedMemoryAsMuchAtOnceAsThereIsRoomFor) {
+  std::vector<std::byte> memory(size_t{5} * 4096);
+  std::latch five_are_read(5);
+  auto ahead = ReadAhead::StartIn(memory, Blocks(9), [&](const Stretch& stretch, std::byte* into) {
+                 EXPECT_GE(into, memory.data());
+                 EXPECT_LE(into + 4096, memory.data() + memory.size());
+                 if (stretch.begin < 5 * 4096) five_are_read.arrive_and_wait();  // all at once
+                 return FillWithPlace(stretch, into);
+               }).value();
+  for (int block = 0; block < 9; ++block)
+    EXPECT_EQ(ahead->Next()->back(), static_cast<std::byte>(block));
+}
+
+TEST(ReadAhead, RefusesMemoryWithoutRoomForOneStretch) {
+  std::vector<std::byte> memory(4095);
+  EXPECT_EQ(ReadAhead::StartIn(memory, Blocks(2), FillWithPlace).status().code(),
+            absl::StatusCode::kInvalidArgument);
+}
+
 TEST(ReadAhead, ReadsASingleStretchWhenItIsAskedFor) {
   std::optional<std::thread::id> reader;
   auto ahead = ReadAhead::Start(Blocks(1), 1 << 20, [&](const Stretch& stretch, std::byte* into) {

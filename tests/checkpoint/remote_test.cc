@@ -48,7 +48,16 @@ class Store {
     MutexLock lock(mutex_);
     fault_ = std::move(fault);
   }
+  std::atomic<bool> keeps_gets{false};    // gets of shards then end only when they are cancelled
   std::atomic<bool> stands_still{false};  // puts of shards then end only when they are cancelled
+  uint64_t shard_bytes_read() const { return shard_bytes_read_; }
+  // Of the checkpoint's shards, as they stand there.
+  uint64_t ShardBytes(const std::string& prefix) {
+    uint64_t bytes = 0;
+    const std::vector<BlobInfo> all = ListAll(*objects_, prefix).value();
+    for (const BlobInfo& info : all) bytes += info.key.ends_with(".safetensors") ? info.bytes : 0;
+    return bytes;
+  }
   std::vector<std::string> puts() const {
     MutexLock lock(mutex_);
     return puts_;
@@ -82,6 +91,11 @@ class Store {
     absl::Status Get(const std::string& key, uint64_t offset, std::span<std::byte> into,
                      const BlobCall& call) override {
       OUTLAST_RETURN_IF_ERROR(store_.Ask("get", key));
+      while (store_.keeps_gets && key.ends_with(".safetensors")) {
+        if (call.is_cancelled && call.is_cancelled()) return absl::CancelledError("cancelled");
+        absl::SleepFor(absl::Milliseconds(1));
+      }
+      if (key.ends_with(".safetensors")) store_.shard_bytes_read_ += into.size();
       return store_.objects_->Get(key, offset, into, call);
     }
     absl::StatusOr<BlobInfo> Stat(const std::string& key, const BlobCall& call) override {
@@ -117,6 +131,7 @@ class Store {
   mutable Mutex mutex_;
   Fault fault_ ABSL_GUARDED_BY(mutex_);
   std::vector<std::string> puts_ ABSL_GUARDED_BY(mutex_);
+  std::atomic<uint64_t> shard_bytes_read_{0};
 };
 
 absl::Status OutOfReach(const std::string&, const std::string&) {
@@ -192,9 +207,80 @@ TEST_F(RemoteTierTest, RestoresInPlaceOfADamagedLocalOneBeforeAnOlderStep) {
   EXPECT_THAT(second.restored_from, ElementsAre("remote"));
   EXPECT_THAT(second.restored_steps, ElementsAre(30));
   EXPECT_THAT(second.notes, Contains(HasSubstr("the chunk at byte 0 has crc")));
-  // The local copy is whole again, and no longer in quarantine.
+  // What was saved since is on disk.
   Run(Spec(41), third);
   EXPECT_THAT(third.restored_from, ElementsAre("disk"));
+}
+
+// Eight ranks that hold the same state read it once; nothing goes by the local disk.
+TEST_F(RemoteTierTest, ReadsEachByteOnceForAllRanksOfANode) {
+  Seen first, second;
+  JobSpec spec = Spec(10);
+  spec.floats = 2'000'000;
+  spec.ranks = 8;
+  Run(spec, first);
+  fs::remove_all(folder_ / "root");
+  const uint64_t all = store_.ShardBytes("step-");
+  spec.steps = 20;
+  std::vector<int64_t> on_disk{-1};
+  spec.at_step = [&](LocalWorld&, outlast::Run& run, int64_t step) {
+    if (step == 10 && run.rank() == 0) on_disk = CommittedSteps(folder_ / "root");
+  };
+  Run(spec, second);
+  EXPECT_THAT(second.restored_from, ElementsAre("remote"));
+  EXPECT_THAT(on_disk, IsEmpty());
+  EXPECT_FALSE(fs::exists(folder_ / "root/fetch"));
+  EXPECT_GE(all, 8'000'000u);
+  EXPECT_EQ(store_.shard_bytes_read(), all);
+  EXPECT_EQ(second.restore_read, static_cast<int64_t>(all));
+}
+
+// Of what was saved by three ranks, five read each chunk that they need, and a chunk that two of
+// them need twice.
+TEST_F(RemoteTierTest, RestoresIntoAnotherWorld) {
+  Seen first, second;
+  JobSpec spec = Spec(10);
+  spec.floats = 2'000'000;
+  spec.ranks = 3;
+  Run(spec, first);
+  fs::remove_all(folder_ / "root");
+  const uint64_t all = store_.ShardBytes("step-");
+  spec.steps = 20;
+  spec.ranks = 5;
+  Run(spec, second);
+  EXPECT_THAT(second.restored_from, ElementsAre("remote"));
+  EXPECT_THAT(second.restored_steps, ElementsAre(10));
+  EXPECT_GE(store_.shard_bytes_read(), 8'000'000u);
+  EXPECT_LE(store_.shard_bytes_read(), all + (8u << 20));  // at most each cut twice, of 1 MiB
+}
+
+// A trainer that wants a part reads no more than that part's chunks.
+TEST_F(RemoteTierTest, ReadsOnlyTheChunksOfWhatIsWanted) {
+  Seen first;
+  JobSpec spec = Spec(10);
+  spec.floats = 4'000'000;
+  Run(spec, first);
+  fs::remove_all(folder_ / "root");
+  const uint64_t all = store_.ShardBytes("step-");
+  int64_t step = 0;
+  StateView state;
+  state.regions.push_back(
+      {"step", DType::kI64, {}, {}, {}, std::as_writable_bytes(std::span(&step, 1))});
+  const auto run = outlast::Run::Join().value();
+  CheckpointerOptions options = spec.checkpoints;
+  options.plugins = store_.plugins();
+  const auto checkpoints = Checkpointer::Open(*run, options).value();
+  EXPECT_EQ(run->ForEachGeneration([&](Generation&) -> absl::Status {
+    return checkpoints->Restore(state, {.strictness = Strictness::kMatching}).status();
+  }),
+            absl::OkStatus());
+  EXPECT_EQ(checkpoints->stats().restored_from, "remote");
+  EXPECT_EQ(step, 10);
+  EXPECT_GE(all, 16'000'000u);
+  EXPECT_GE(store_.shard_bytes_read(), 8u);
+  EXPECT_LE(store_.shard_bytes_read(), 1u << 20);  // a chunk
+  EXPECT_EQ(checkpoints->stats().restore_read_bytes,
+            static_cast<int64_t>(store_.shard_bytes_read()));
 }
 
 TEST_F(RemoteTierTest, PassesOverADamagedRemoteCopy) {
@@ -218,6 +304,99 @@ TEST_F(RemoteTierTest, PassesOverADamagedRemoteCopy) {
   Run(Spec(40), second);
   EXPECT_THAT(second.restored_steps, ElementsAre(steps[steps.size() - 2]));
   EXPECT_THAT(second.notes, Contains(HasSubstr("has crc")));
+}
+
+// All ranks fall back together, whichever of them found it.
+TEST_F(RemoteTierTest, PassesOverARemoteShardThatIsGoneAndNamesIt) {
+  Seen first, second;
+  JobSpec spec = Spec(30);
+  spec.checkpoints.remote.keep_last = 9;
+  spec.at_step = [&](LocalWorld&, outlast::Run&, int64_t step) {
+    while (step == 25 && store_.CommittedSteps().empty()) absl::SleepFor(absl::Milliseconds(1));
+  };
+  Run(spec, first);
+  const auto steps = store_.CommittedSteps();
+  ASSERT_GE(steps.size(), 2u);
+  const std::vector<BlobInfo> all = ListAll(store_.objects(), "step-000000000030").value();
+  for (const BlobInfo& info : all) {
+    if (!info.key.ends_with("w00001.safetensors")) continue;
+    ASSERT_TRUE(store_.objects().Remove(info.key, {}).ok());
+  }
+  fs::remove_all(folder_ / "root");
+  Run(Spec(40), second);
+  EXPECT_THAT(second.restored_steps, ElementsAre(steps[steps.size() - 2]));
+  EXPECT_THAT(second.restored_from, ElementsAre("remote"));
+  EXPECT_THAT(second.notes, Contains(AllOf(HasSubstr("restore of step 30 from test://store"),
+                                           HasSubstr("w00001.safetensors"))));
+}
+
+// The same step's copy on disk is tried first, then afar, and only then an older one.
+TEST_F(RemoteTierTest, PassesOverACheckpointWhoseReadIsCutInTheMiddle) {
+  Seen first, second;
+  JobSpec spec = Spec(30);
+  spec.floats = 3'000'000;
+  spec.checkpoints.remote.keep_last = 9;
+  spec.at_step = [&](LocalWorld&, outlast::Run&, int64_t step) {
+    while (step == 25 && store_.CommittedSteps().empty()) absl::SleepFor(absl::Milliseconds(1));
+  };
+  Run(spec, first);
+  const auto steps = store_.CommittedSteps();
+  ASSERT_GE(steps.size(), 2u);
+  fs::remove_all(folder_ / "root");
+  std::atomic<int> gets{0};
+  store_.SetFault([&](const std::string& what, const std::string& key) {
+    const bool is_newest = key.starts_with("step-000000000030") && key.ends_with(".safetensors");
+    if (what != "get" || !is_newest || ++gets < 2) return absl::OkStatus();
+    return absl::UnavailableError("connection reset");
+  });
+  spec.steps = 40;
+  spec.at_step = [](LocalWorld&, outlast::Run&, int64_t) {};
+  Run(spec, second);
+  EXPECT_GE(gets, 2);
+  EXPECT_THAT(second.restored_steps, ElementsAre(steps[steps.size() - 2]));
+  EXPECT_THAT(second.notes, Contains(HasSubstr("connection reset")));
+}
+
+// An agent whose store hangs for ever in one generation serves the next.
+TEST_F(RemoteTierTest, RestoresAgainAfterARankWasKilledWhileItRestored) {
+  Seen first, second;
+  Run(Spec(10), first);
+  fs::remove_all(folder_ / "root");
+  std::atomic<bool> was_killed{false};
+  std::atomic<LocalWorld*> world{nullptr};
+  store_.keeps_gets = true;
+  store_.SetFault([&](const std::string& what, const std::string& key) {
+    if (what == "get" && key.ends_with(".safetensors") && !was_killed.exchange(true))
+      world.load()->KillRank(1);
+    return absl::OkStatus();
+  });
+  JobSpec spec = Spec(20);
+  spec.at_restore = [&](LocalWorld& of, outlast::Run& run) {
+    world = &of;
+    if (run.generation() > 1) store_.keeps_gets = false;
+  };
+  Run(spec, second);
+  EXPECT_TRUE(was_killed);
+  EXPECT_EQ(second.result.spawns, 3);
+  EXPECT_THAT(second.restored_from, ElementsAre("remote"));
+  EXPECT_THAT(second.restored_steps, ElementsAre(10));
+}
+
+// What the local root lacks of the history is known all the same: remote retention counts it.
+TEST_F(RemoteTierTest, KeepsTheRemoteHistoryBehindWhatItRestored) {
+  JobSpec spec = Spec(0);
+  spec.checkpoints.remote.keep_last = 3;
+  for (const int64_t steps : {10, 20, 30, 40, 50}) {
+    Seen seen;
+    spec.steps = steps;
+    Run(spec, seen);
+    fs::remove_all(folder_ / "root");
+  }
+  EXPECT_THAT(store_.CommittedSteps(), ElementsAre(30, 40, 50));
+  auto remote = RemoteRoot::Open(store_.Open(), {}).value();
+  const Listing listing = remote->List().value();
+  EXPECT_THAT(listing.checkpoints.back().manifest->ancestors, SizeIs(3));
+  EXPECT_THAT(ResolveChain(listing.checkpoints).members, SizeIs(3));
 }
 
 // K6, for the remote tier too.

@@ -107,7 +107,8 @@ struct CheckpointStats {
   std::string restored_from;       // "memory", "live", "replica" (a peer's memory), "peer"
                                    // (what another node's agent had of it), "disk", "remote" or
                                    // "" (step 0)
-  int64_t restore_read_bytes = 0;  // that this rank read from files in the last restore
+  int64_t restore_read_bytes = 0;  // that this rank read from files, on disk or in the remote root,
+                                   // in the last restore
 };
 
 // One a rank. Calls come from the trainer's thread; stats() from any. Owns one copier thread.
