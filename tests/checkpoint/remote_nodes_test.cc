@@ -3,6 +3,7 @@
 #include <filesystem>
 #include <fstream>
 
+#include "checkpoint/remote_root.h"
 #include "outlast/base/plugins.h"
 #include "outlast/store/blob.h"
 #include "tests/checkpoint/cluster_fixture.h"
@@ -47,6 +48,9 @@ class FarStore {
   std::unique_ptr<Blob> Open() { return MakeFolderBlob(folder_).value(); }
   const std::string& folder() const { return folder_; }
 
+  std::atomic<bool> holds_puts{false};  // those of shards then end only when they are cancelled
+  std::atomic<int> held{0};
+  std::atomic<int> dead{-1};  // this node puts nothing any more
   // Of shards, by node.
   std::map<int, uint64_t> read() {
     MutexLock lock(mutex_);
@@ -68,6 +72,12 @@ class FarStore {
     View(FarStore& store, int node) : store_(store), node_(node), inner_(store.Open()) {}
     absl::Status Put(const std::string& key, const BlobSource& source, PutMode mode,
                      const BlobCall& call) override {
+      while (store_.holds_puts && store_.dead != node_ && key.ends_with(".safetensors")) {
+        ++store_.held;
+        if (call.is_cancelled && call.is_cancelled()) return absl::CancelledError("cancelled");
+        usleep(1000);
+      }
+      if (store_.dead == node_) return absl::UnavailableError("its node is lost");
       OUTLAST_RETURN_IF_ERROR(inner_->Put(key, source, mode, call));
       MutexLock lock(store_.mutex_);
       if (key.starts_with("step-")) store_.puts_.insert(std::to_string(node_) + " " + key);
@@ -219,6 +229,35 @@ TEST_F(RemoteNodes, ABadChunkOnOneNodeSendsAllToAnOlderStep) {
   }
   EXPECT_THAT(second.notes[0], Contains(AllOf(HasSubstr("restore of step 20 from"),
                                               HasSubstr("w00003.safetensors"), HasSubstr("crc"))));
+}
+
+TEST_F(RemoteNodes, ANewLeadGoesOnWithTheUploadOfOneThatWasLost) {
+  Saw saw;
+  store_.holds_puts = true;
+  ClusterSpec spec = Spec(40);
+  spec.min_world = 2;
+  spec.waits_at = 10;
+  spec.at_step = [&](LocalCluster& cluster, Generation& generation, int, int64_t step) {
+    if (generation.number() != 1) store_.holds_puts = false;
+    if (generation.number() != 1 || generation.rank() != 2 || step != 15) return;
+    while (store_.held == 0) usleep(500);
+    store_.dead = 0;
+    cluster.KillNode(0);
+    WaitForEnd(generation);
+  };
+
+  RunCluster(spec, saw);
+
+  ASSERT_EQ(saw.results[1].exit_code, 0) << TextOf(saw);
+  EXPECT_EQ(saw.wrong_states, 0);
+  EXPECT_EQ(FarSteps().front(), 40);
+  EXPECT_THAT(store_.puts(), Each(::testing::StartsWith("1 ")));
+  auto far = RemoteRoot::Open(store_.Open(), {}).value();
+  const Listing listing = far->List().value();
+  for (const CheckpointInfo& info : listing.checkpoints) {
+    if (info.state != CheckpointState::kCommitted) continue;
+    EXPECT_THAT(far->Verify(info.name).value(), IsEmpty()) << info.name;
+  }
 }
 
 // --- After the trainers' end
