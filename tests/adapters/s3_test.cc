@@ -228,6 +228,19 @@ TEST_F(S3AgainstABadServer, TakesNoShortRangeForAWholeOne) {
   EXPECT_EQ(server.requests(), 2);
 }
 
+TEST_F(S3AgainstABadServer, TriesARangeAgainThatWasRefusedOrCut) {
+  BadServer server([](const std::string&, int before) {
+    if (before == 0) return Http(503, kSlowDown);
+    const std::string cut = "HTTP/1.1 206 x\r\nConnection: close\r\nContent-Length: 10\r\n\r\nonly";
+    return before == 1 ? cut : Http(206, "all of it!");
+  });
+  const auto blob = MakeS3Blob(server.uri()).value();
+  std::string into(10, '\0');
+  ASSERT_EQ(blob->Get("a", 0, std::as_writable_bytes(std::span(into)), {}), absl::OkStatus());
+  EXPECT_EQ(into, "all of it!");
+  EXPECT_EQ(server.requests(), 3);
+}
+
 TEST_F(S3AgainstABadServer, ReportsAnUploadThatFailsAfterA200) {
   BadServer server([](const std::string& line, int) {
     if (line.find("uploads=") != std::string::npos)
