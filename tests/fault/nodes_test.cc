@@ -378,6 +378,28 @@ TEST_F(NodesThatSave, ASpareGoesOnFromTheCopiesThatAnotherNodeHasOfALostOnesRank
   }
 }
 
+// Nothing is on the disk when a rank fails for good: the agents save what all had sealed.
+TEST_F(NodesThatSave, WhatMemoryHoldsIsSavedByTheAgentsAfterTheTrainersEnd) {
+  std::vector<std::string> command = Toy(100000);
+  command.insert(command.end(), {"--ckpt-every", "1000000", "--snapshot-every", "5"});
+  for (const int k : {1, 2}) Start(k, "2", {"--max-restarts", "0"}, command);
+  ASSERT_TRUE(HasLine("log", "\n1 22 3 ")) << Seen();
+  kill(std::stoi(PidOf(Read("runs/latest-n2/events.jsonl"), 3)), SIGKILL);
+  for (const int k : {1, 2}) EndsWith(k, 128 + SIGKILL, 60);
+  int saved = 0;
+  for (const auto& entry : fs::directory_iterator(Path("root"))) {
+    const std::string name = entry.path().filename();
+    if (name.starts_with("step-") && fs::exists(entry.path() / "MANIFEST.json"))
+      saved = std::stoi(name.substr(5));
+  }
+  ASSERT_GE(saved, 15) << Seen();
+  EXPECT_EQ(Manifest(saved)["world"], 4);
+
+  StartToys({1, 2}, saved + 10);
+  for (const int k : {1, 2}) EndsWith(k, 0, 60);
+  EXPECT_THAT(Read("log.restores"), HasSubstr("1 " + std::to_string(saved) + " 3 disk"));
+}
+
 TEST_F(NodesThatSave, AStopIsSavedByAllAndEndsWith80) {
   StartToys({1, 2}, 100000);
   ASSERT_TRUE(HasLine("log", "\n1 15 3 ")) << Seen();

@@ -39,6 +39,8 @@ void LosesItsMachineAndGoesOn(CkptJob& job, const std::string& remote) {
   EXPECT_THAT(events, HasSubstr("\"event\":\"uploaded\""));
   EXPECT_THAT(events, HasSubstr("\"source\":\"remote\""));
   EXPECT_EQ(job.Tool("verify"), 0) << job.launched().Read("tool.out");
+  const std::vector<int64_t> here = StepsIn(job.root());
+  EXPECT_EQ(std::ranges::count(here, 20), 0) << "it was brought to the local disk";
 }
 
 TEST(Remote, RestoresOnAFreshMachineFromAFolder) {
