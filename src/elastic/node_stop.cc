@@ -212,6 +212,11 @@ void NodeAgent::FinishWhenAllEnded() {
     return Send(control::Bye{.generation = committed_, .final_step = newest_step_});
   }
   if (lives || persist_due_ != absl::InfiniteDuration()) return;
+  // A batch system's TERM to every process ends trainers before they have agreed on a step.
+  if (any_joined_ && is_member() && !durable_ && !gave_up_) {
+    GiveUpStop("the trainers have ended", /*keep=*/true);
+    if (persist_due_ != absl::InfiniteDuration()) return;
+  }
   if (end_) return Finish(end_->first, end_->second);
   if (farewell_due_ == absl::InfiniteDuration())
     farewell_due_ = std::max(now_, stop_due_) + options_.elastic.budget.stop_within;

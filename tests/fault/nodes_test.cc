@@ -7,6 +7,7 @@
 #include <fstream>
 #include <map>
 #include <nlohmann/json.hpp>
+#include <regex>
 #include <set>
 #include <sstream>
 #include <string>
@@ -405,6 +406,27 @@ TEST_F(NodesThatSave, AStopIsSavedByAllAndEndsWith80) {
   ASSERT_TRUE(HasLine("log", "\n1 15 3 ")) << Seen();
   agents_.at(2)->Signal(SIGTERM);
   for (const int k : {1, 2}) EndsWith(k, 80);
+}
+
+// As a batch system does it: all processes of the job get TERM at the same time, and the trainers
+// die of it. The agents save what all had sealed.
+TEST_F(NodesThatSave, ATermToEveryProcessIsSavedAndEndsWith80) {
+  std::vector<std::string> command = Toy(100000);
+  command.insert(command.end(), {"--ckpt-every", "1000000", "--snapshot-every", "5"});
+  for (const int k : {1, 2}) Start(k, "2", {}, command);
+  ASSERT_TRUE(HasLine("log", "\n1 22 3 ")) << Seen();
+  for (const int k : {1, 2}) {
+    const std::string events = Read("runs/latest-n" + std::to_string(k) + "/events.jsonl");
+    for (const int rank : {2 * k - 2, 2 * k - 1}) kill(std::stoi(PidOf(events, rank)), SIGTERM);
+    agents_.at(k)->Signal(SIGTERM);
+  }
+  for (const int k : {1, 2}) EndsWith(k, 80);
+  EXPECT_THAT(Seen(), HasSubstr("without the trainers"));
+
+  StartToys({1, 2}, 60);
+  for (const int k : {1, 2}) EndsWith(k, 0, 60);
+  EXPECT_TRUE(std::regex_search(Read("log.restores"), std::regex("\n1 [1-9][0-9]+ 3 disk")))
+      << Read("log.restores");
 }
 
 // --- Hangs ---

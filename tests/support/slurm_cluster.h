@@ -178,9 +178,8 @@ class SlurmCluster {
           << " CPUs=2\n";
       std::filesystem::create_directory(Path("spool.n" + std::to_string(k)));
     }
-    // Jobs of "urgent" push those of "all" out, who are told so in time to save.
+    // Jobs of "urgent" push those of "all" out, of which each process gets TERM first.
     out << "PreemptType=preempt/partition_prio\nPreemptMode=REQUEUE\n"
-           "SlurmctldParameters=preempt_send_user_signal\n"
         << "PartitionName=all Nodes=n[1-" << kNodes
         << "] Default=YES MaxTime=60 State=UP PriorityTier=1 GraceTime=20\n"
         << "PartitionName=urgent Nodes=n[1-" << kNodes
