@@ -72,7 +72,7 @@ absl::StatusOr<bool> IsListenedOn(int family, uint16_t port) {
 
 absl::StatusOr<bool> IsListenedOn(uint16_t port) {
   for (const int family : {AF_INET6, AF_INET}) {
-    const auto found = IsListenedOn(family, port);
+    auto found = IsListenedOn(family, port);
     if (!found.ok() || *found) return found;
   }
   return false;

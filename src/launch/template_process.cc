@@ -34,6 +34,7 @@ void PutTexts(PayloadWriter& writer, const std::vector<std::string>& texts) {
 
 std::vector<int> NumbersOf(const std::vector<UniqueFd>& fds) {
   std::vector<int> numbers;
+  numbers.reserve(fds.size());
   for (const UniqueFd& fd : fds) numbers.push_back(fd.get());
   return numbers;
 }
@@ -201,7 +202,7 @@ absl::Status TemplateProcess::Fork(Birth& birth, const std::string& tag) {
   Asked asked;
   asked.birth = std::move(birth);
   asked.tag = tag;
-  const absl::Status sent = Ask(asked);
+  absl::Status sent = Ask(asked);
   if (!sent.ok()) birth = *std::move(asked.birth);
   return sent;
 }

@@ -180,6 +180,7 @@ void TemplateServer::Serve(int& argc, char**& argv) {
     // Both live as long as the process.
     static std::vector<std::string> arguments = std::move(arguments_);
     static std::vector<char*> pointers;
+    pointers.reserve(arguments.size() + 1);
     for (std::string& argument : arguments) pointers.push_back(argument.data());
     argc = static_cast<int>(pointers.size());
     pointers.push_back(nullptr);
@@ -275,8 +276,8 @@ std::optional<Role> TemplateServer::AwaitRole(ForkRequest& request) {
 }
 
 void TemplateServer::ShowTag(std::string_view tag) const {
-  const size_t room = tag_ != nullptr ? std::strlen(tag_) : 0;
-  if (room < tag.size()) return;
+  if (tag_ == nullptr || std::strlen(tag_) < tag.size()) return;
+  const size_t room = std::strlen(tag_);
   std::memset(tag_, 0, room);
   std::memcpy(tag_, tag.data(), tag.size());
 }
