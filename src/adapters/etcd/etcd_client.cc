@@ -116,7 +116,7 @@ class GrpcEtcdClient final : public EtcdClient {
     request.set_limit(most);
     return Call([&](Try& at, EtcdReply& reply) {
       pb::RangeResponse response;
-      const auto status = pb::KV::NewStub(at.channel)->Range(&at.context, request, &response);
+      auto status = pb::KV::NewStub(at.channel)->Range(&at.context, request, &response);
       reply.revision = response.header().revision();
       Take(response, reply);
       return status;
@@ -127,7 +127,7 @@ class GrpcEtcdClient final : public EtcdClient {
     const pb::TxnRequest request = RequestOf(transaction);
     return Call([&](Try& at, EtcdReply& reply) {
       pb::TxnResponse response;
-      const auto status = pb::KV::NewStub(at.channel)->Txn(&at.context, request, &response);
+      auto status = pb::KV::NewStub(at.channel)->Txn(&at.context, request, &response);
       reply.revision = response.header().revision();
       reply.guards_held = response.succeeded();
       for (const pb::ResponseOp& one : response.responses()) {
@@ -142,7 +142,7 @@ class GrpcEtcdClient final : public EtcdClient {
     request.set_ttl(ttl_seconds);
     return Call([&](Try& at, EtcdReply& reply) {
       pb::LeaseGrantResponse response;
-      const auto status =
+      auto status =
           pb::Lease::NewStub(at.channel)->LeaseGrant(&at.context, request, &response);
       reply.lease = response.id();
       reply.ttl_seconds = response.ttl();
@@ -163,7 +163,7 @@ class GrpcEtcdClient final : public EtcdClient {
         reply.ttl_seconds = response.ttl();
         at.context.TryCancel();  // its end says nothing
       }
-      const grpc::Status status = stream->Finish();
+      grpc::Status status = stream->Finish();
       if (answered) return grpc::Status::OK;
       if (!status.ok()) return status;
       return grpc::Status(grpc::StatusCode::UNAVAILABLE, "no answer to a sign of life");
