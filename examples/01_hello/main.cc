@@ -31,6 +31,7 @@ absl::StatusOr<int> Count(const std::string& folder) {
 
   const auto count = [&](outlast::Generation& generation) -> absl::Status {
     OUTLAST_ASSIGN_OR_RETURN(int64_t step, checkpoints->Restore(state()));
+    if (step == 0) sum[0] = 0;  // nothing to restore; this process may have counted before
     std::printf("rank %d of %d: generation %llu begins at step %lld\n", run->rank(), run->world(),
                 static_cast<unsigned long long>(generation.number()), static_cast<long long>(step));
     for (; step < kSteps; ++step) {

@@ -94,6 +94,18 @@ void Coordinator::On(const StartEvent&) {
 void Coordinator::On(const HelloReceived& event) {
   if (phase_ == CoordinatorPhase::kDone && event.distrust.empty() &&
       event.hello.job == options_.job && !IsOfAnotherRun(event.hello)) {
+    // Who has had no part in it must not take its end for his own.
+    if (event.hello.run_id.is_zero()) {
+      const control::Refused refused{
+          control::Refusal::kNever,
+          fmt::format("job {} had ended before agent {} came, with {} ({}): a new job wants a new "
+                      "journal",
+                      options_.job, event.hello.node, state_.ended->exit_code,
+                      state_.ended->reason)};
+      Emit(SendToAgent{event.stream, refused});
+      Emit(CloseStream{event.stream, refused.reason});
+      return;
+    }
     Emit(SendToAgent{event.stream,
                      control::Welcome{state_.run_id, state_.incarnation, state_.generation()}});
     Emit(SendToAgent{event.stream, control::Done{state_.ended->exit_code, state_.ended->reason}});

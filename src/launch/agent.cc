@@ -397,7 +397,9 @@ int Agent::Run() {
   BecomePrompt();
   loop_->Run();
   status_.reset();
-  if (end_->first != 0 && end_->first != kExitRefused) Rescue();
+  // The others go on where it left them.
+  const bool has_left = end_->first == ExitCodeOf(JobOutcome::kLeft);
+  if (end_->first != 0 && end_->first != kExitRefused && !has_left) Rescue();
   deaths_.reset();
   services_.reset();  // waits for a save that is being written
   NoteRun();

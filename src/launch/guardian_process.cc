@@ -328,6 +328,7 @@ void GuardianProcess::OpenGates() {
   if (is_killing()) return;
   for (auto& [slot, ward] : wards_) {
     if (!ward.gate || is_behind_master(ward)) continue;
+    kill(ward.pid, SIGCONT);  // somebody may have stopped it while it was nobody's
     ward.gate->Open();
     ward.gate.reset();
     if (ward.is_master) master_ = {ward.master_port, MonotonicNanos() + kMasterNanos};

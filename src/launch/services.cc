@@ -92,6 +92,12 @@ SaveObserver JobServices::Observer() {
     ledger_.Append(RestoreEntry{committed_at_ns_, now, generation, 0, step, 0, from});
     ledger_.Append(RollbackEntry{now, generation, step, std::max(step, reached_step_), from});
     record_.Restored(generation, from, step);
+    if (source == RestoreSource::kNone && generation > 1) {
+      console_.Say(fmt::format(
+          "outlast: generation {} begins anew at step 0: there is no checkpoint, and memory holds "
+          "no snapshot that fits its ranks",
+          generation));
+    }
   };
   observer.on_copied = [this](int64_t step, const std::string& partner, uint64_t bytes,
                               absl::Duration time) { record_.Copied(step, partner, bytes, time); };

@@ -54,6 +54,26 @@ class Template : public ::testing::Test {
     return lines;
   }
 
+  // Forks that wait to become ranks: the guardian's children besides ranks and template.
+  std::vector<pid_t> AwaitForks(size_t count) const {
+    std::vector<pid_t> forks;
+    const int64_t deadline =
+        MonotonicNanos() + absl::ToInt64Nanoseconds(absl::Seconds(10) * testing::TimeFactor());
+    while (forks.size() < count && MonotonicNanos() < deadline) {
+      usleep(10'000);
+      const auto ready = Events("template_ready");
+      if (ready.empty()) continue;
+      const pid_t of_template = ready[0]["pid"].get<pid_t>();
+      const auto process = ReadProcess(of_template);
+      if (!process) continue;
+      forks = ChildrenOf(process->parent);
+      std::erase(forks, of_template);
+      for (const auto& started : Events("worker_started"))
+        std::erase(forks, started["pid"].get<pid_t>());
+    }
+    return forks;
+  }
+
   Launched job_;
 };
 
@@ -85,20 +105,22 @@ TEST_F(Template, LetsRankZeroListenBeforeTheOthersLook) {
 // Forks are made ahead, one a rank, once nobody starts any more.
 TEST_F(Template, HasAForkReadyForEachRank) {
   job_.Start(Command(2, "plain", "word", "nothing"));
-  std::vector<pid_t> children;  // of the guardian: two ranks, the template, two forks
-  const int64_t deadline =
-      MonotonicNanos() + absl::ToInt64Nanoseconds(absl::Seconds(10) * testing::TimeFactor());
-  while (children.size() < 5 && MonotonicNanos() < deadline) {
-    usleep(10'000);
-    const auto ready = Events("template_ready");
-    if (ready.empty()) continue;
-    const auto process = ReadProcess(ready[0]["pid"].get<pid_t>());
-    if (process) children = ChildrenOf(process->parent);
-  }
-  EXPECT_THAT(children, SizeIs(5));
+  const std::vector<pid_t> forks = AwaitForks(2);
+  EXPECT_THAT(forks, SizeIs(2));
   kill(job_.pid(), SIGINT);
   EXPECT_EQ(job_.Wait().code, 130);
-  EXPECT_EQ(CountAliveAfter(children, absl::Seconds(1)), 0);
+  EXPECT_EQ(CountAliveAfter(forks, absl::Seconds(1)), 0);
+}
+
+// Somebody stopped them while they waited: they are let go all the same.
+TEST_F(Template, ForksThatWereStoppedMeanwhileFillDeadRanks) {
+  job_.Start(Command(2, "plain", "word", "go"));
+  const std::vector<pid_t> forks = AwaitForks(2);
+  ASSERT_THAT(forks, SizeIs(2));
+  for (const pid_t fork : forks) kill(fork, SIGSTOP);
+  job_.Write("go", "word");
+  EXPECT_EQ(job_.Wait().code, 0) << job_.Read("err");
+  EXPECT_THAT(Lines("starts"), ::testing::UnorderedElementsAre("rank 0 forked", "rank 1 forked"));
 }
 
 TEST_F(Template, EndsWithTheJob) {

@@ -127,7 +127,8 @@ class Checkpointer {
   ~Checkpointer();
 
   // Copies the newest step that all ranks have into `state`, and returns that step; 0 when there is
-  // none. Memory first, then disk, then remote; a source whose bytes do not match their checksums
+  // none: then `state` is left as it is, and a process that lives on from an earlier generation has
+  // to make it anew. Memory first, then disk, then remote; a source whose bytes do not match their checksums
   // on any rank is given up by all ranks together. Regions are matched by name over all ranks
   // together, and each must have the saved dtype and shape, but for what `options` allow; no byte
   // changes before that was checked. The world may be another than the saved one, and each rank may
