@@ -128,13 +128,13 @@ class Checkpointer {
 
   // Copies the newest step that all ranks have into `state`, and returns that step; 0 when there is
   // none: then `state` is left as it is, and a process that lives on from an earlier generation has
-  // to make it anew. Memory first, then disk, then remote; a source whose bytes do not match their checksums
-  // on any rank is given up by all ranks together. Regions are matched by name over all ranks
-  // together, and each must have the saved dtype and shape, but for what `options` allow; no byte
-  // changes before that was checked. The world may be another than the saved one, and each rank may
-  // hold any box. kInvalidArgument: names, dtypes or shapes differ, with the lists of missing,
-  // unexpected and mismatched ones. kDataLoss: checkpoints exist, and none restores, with every
-  // candidate and its reason. kAborted: the generation ended.
+  // to make it anew. Memory first, then disk, then remote; a source whose bytes do not match their
+  // checksums on any rank is given up by all ranks together. Regions are matched by name over all
+  // ranks together, and each must have the saved dtype and shape, but for what `options` allow; no
+  // byte changes before that was checked. The world may be another than the saved one, and each
+  // rank may hold any box. kInvalidArgument: names, dtypes or shapes differ, with the lists of
+  // missing, unexpected and mismatched ones. kDataLoss: checkpoints exist, and none restores, with
+  // every candidate and its reason. kAborted: the generation ended.
   absl::StatusOr<int64_t> Restore(const StateView& state, const RestoreOptions& options = {});
   // What did not match in the last restore of Strictness::kMatching, over all ranks.
   const MatchReport& restored_report() const;

@@ -142,8 +142,7 @@ class GrpcEtcdClient final : public EtcdClient {
     request.set_ttl(ttl_seconds);
     return Call([&](Try& at, EtcdReply& reply) {
       pb::LeaseGrantResponse response;
-      auto status =
-          pb::Lease::NewStub(at.channel)->LeaseGrant(&at.context, request, &response);
+      auto status = pb::Lease::NewStub(at.channel)->LeaseGrant(&at.context, request, &response);
       reply.lease = response.id();
       reply.ttl_seconds = response.ttl();
       return status;
