@@ -859,7 +859,7 @@ absl::Status Checkpointer::Impl::Finish(int64_t step, const StateView& state) {
   SectionScope section = run_.Section("finish", {.phase = Phase::kCheckpointWrite});
   OUTLAST_RETURN_IF_ERROR(EnsureBuffers(state));
   const bool is_sealed = !snapshotter_->is_running() || snapshotter_->Finish();
-  IsWanted(step);
+  IsWanted(step);  // one that was missed is answered here too: no SaveIfDue comes any more
   const absl::Duration deadline =
       absl::Seconds(120) + 2 * TimeOfHooks(options_.hooks) +
       absl::Seconds(static_cast<double>(StateBytes(state)) * run_.world() / 50e6);

@@ -164,6 +164,16 @@ class RemoteTierTest : public ::testing::Test {
     EXPECT_EQ(seen.result.exit_code, 0) << seen.result.reason;
     EXPECT_EQ(seen.wrong_states, 0);
   }
+  // A job of 30 steps, of which the store keeps the last save and at least one before; its steps.
+  std::vector<int64_t> SaveTwiceFarAway(Seen& seen) {
+    JobSpec spec = Spec(30);
+    spec.checkpoints.remote.keep_last = 9;
+    spec.at_step = [&](LocalWorld&, outlast::Run&, int64_t step) {
+      while (step == 25 && store_.CommittedSteps().empty()) absl::SleepFor(absl::Milliseconds(1));
+    };
+    Run(spec, seen);
+    return store_.CommittedSteps();
+  }
 
   TempFolder folder_;
   Store store_;
@@ -285,13 +295,7 @@ TEST_F(RemoteTierTest, ReadsOnlyTheChunksOfWhatIsWanted) {
 
 TEST_F(RemoteTierTest, PassesOverADamagedRemoteCopy) {
   Seen first, second;
-  JobSpec spec = Spec(30);
-  spec.checkpoints.remote.keep_last = 9;
-  spec.at_step = [&](LocalWorld&, outlast::Run&, int64_t step) {
-    while (step == 25 && store_.CommittedSteps().empty()) absl::SleepFor(absl::Milliseconds(1));
-  };
-  Run(spec, first);
-  const auto steps = store_.CommittedSteps();
+  const std::vector<int64_t> steps = SaveTwiceFarAway(first);
   ASSERT_GE(steps.size(), 2u);
   const std::vector<BlobInfo> all = ListAll(store_.objects(), "step-000000000030").value();
   for (const BlobInfo& info : all) {
@@ -309,13 +313,7 @@ TEST_F(RemoteTierTest, PassesOverADamagedRemoteCopy) {
 // All ranks fall back together, whichever of them found it.
 TEST_F(RemoteTierTest, PassesOverARemoteShardThatIsGoneAndNamesIt) {
   Seen first, second;
-  JobSpec spec = Spec(30);
-  spec.checkpoints.remote.keep_last = 9;
-  spec.at_step = [&](LocalWorld&, outlast::Run&, int64_t step) {
-    while (step == 25 && store_.CommittedSteps().empty()) absl::SleepFor(absl::Milliseconds(1));
-  };
-  Run(spec, first);
-  const auto steps = store_.CommittedSteps();
+  const std::vector<int64_t> steps = SaveTwiceFarAway(first);
   ASSERT_GE(steps.size(), 2u);
   const std::vector<BlobInfo> all = ListAll(store_.objects(), "step-000000000030").value();
   for (const BlobInfo& info : all) {

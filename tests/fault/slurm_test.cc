@@ -65,6 +65,13 @@ class Slurm : public ::testing::Test {
     id_ = end.code == 0 ? Answer(end).value("slurm_job", "") : "";
     return id_;
   }
+  // On two nodes; it saves nothing before its end, unless it is stopped.
+  std::string SubmitToy() {
+    return SubmitOne(
+        {"--job", "toy", "--nnodes", "2"},
+        {BuildFolder() / "outlast_toy_trainer", "--steps", "150", "--step-ms", "20", "--ckpt-dir",
+         Path("ckpt"), "--ckpt-every", "1000", "--state-mb", "1", "--log", "log"});
+  }
   // Until the file "until" is there.
   std::vector<std::string> Trainer() const {
     return {BuildFolder() / "outlast_node_trainer", Path("log"), Path("until")};
@@ -147,11 +154,7 @@ TEST_F(Slurm, AJobOfOneNodeEndsWithItsOwnCodeAndIsNotRequeued) {
 
 TEST_F(Slurm, AWarnedJobSavesIsRequeuedAndGoesOnWhereItWas) {
   OUTLAST_SLURM_OR_SKIP(cluster);
-  ASSERT_NE(SubmitOne({"--job", "toy", "--nnodes", "2"},
-                      {BuildFolder() / "outlast_toy_trainer", "--steps", "150", "--step-ms", "20",
-                       "--ckpt-dir", Path("ckpt"), "--ckpt-every", "1000", "--state-mb", "1",
-                       "--log", "log"}),
-            "");
+  ASSERT_NE(SubmitToy(), "");
   ASSERT_TRUE(Comes([&] { return Lines("log") > 100; })) << Said();
 
   cluster->Command({"scancel", "--batch", "--signal=USR1", id_});  // as before the time limit
@@ -165,11 +168,7 @@ TEST_F(Slurm, AWarnedJobSavesIsRequeuedAndGoesOnWhereItWas) {
 
 TEST_F(Slurm, AJobThatIsPushedOutSavesIsRequeuedAndGoesOnWhereItWas) {
   OUTLAST_SLURM_OR_SKIP(cluster);
-  ASSERT_NE(SubmitOne({"--job", "toy", "--nnodes", "2"},
-                      {BuildFolder() / "outlast_toy_trainer", "--steps", "150", "--step-ms", "20",
-                       "--ckpt-dir", Path("ckpt"), "--ckpt-every", "1000", "--state-mb", "1",
-                       "--log", "log"}),
-            "");
+  ASSERT_NE(SubmitToy(), "");
   ASSERT_TRUE(Comes([&] { return Lines("log") > 100; })) << Said();
 
   const std::string urgent =
