@@ -44,7 +44,7 @@ absl::StatusOr<std::pair<Channel, Channel>> Channel::MakePair() {
 }
 
 absl::Status Channel::Send(std::string_view bytes, std::span<const int> fds) const {
-  const absl::Status sent = TrySend(bytes, fds);
+  absl::Status sent = TrySend(bytes, fds);
   if (sent.code() != absl::StatusCode::kResourceExhausted) return sent;
   const absl::Duration deadline = Clock::Real().Uptime() + kFullQueue;
   while (true) {

@@ -471,7 +471,7 @@ absl::StatusOr<std::unique_ptr<CheckpointReader>> RemoteRoot::Read(const std::st
 absl::Status RemoteRoot::ReadRange(const std::string& checkpoint, const ShardFile& file,
                                    uint64_t offset, std::span<std::byte> into,
                                    const std::function<bool()>& is_cancelled) {
-  const absl::Status read =
+  absl::Status read =
       blob_->Get(checkpoint + "/" + file.name, offset, into, CallFor(into.size(), is_cancelled));
   if (!absl::IsNotFound(read) && !absl::IsInvalidArgument(read)) return read;
   // To a restore, a shard that is gone or cut is damage like any other.
