@@ -4,7 +4,6 @@
 
 #include <atomic>
 #include <cstdint>
-#include <functional>
 #include <memory>
 #include <optional>
 #include <span>
@@ -16,6 +15,7 @@
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
 #include "base/name_index.h"
+#include "checkpoint/checkpoint_files.h"
 #include "checkpoint/manifest.h"
 #include "checkpoint/plan.h"
 #include "checkpoint/read_ahead.h"
@@ -44,19 +44,11 @@ struct WantedTensor {
   DType dtype = DType::kF32;
   Shape global;
 };
+// By region.
+std::vector<WantedTensor> WantedBy(const StateView& state);
 
 // One report for all ranks: what any rank misses or mismatches, and what no rank expects.
 MatchReport MergeReports(std::span<const MatchReport> ranks);
-
-// Told of bytes as they are dealt with: the difference, not the sum.
-using OnBytes = std::function<void(uint64_t)>;
-
-// One damage found by Verify.
-struct Damage {
-  std::string file;     // relative to the folder
-  uint64_t offset = 0;  // where it begins, for a chunk
-  std::string message;  // with what was found and wanted
-};
 
 // Where the bytes of shards come from that lie in no folder which this process may read.
 class ShardSource {
@@ -170,27 +162,6 @@ class CheckpointReader {
   NameIndex names_;                                           // of tensors_, then of aliases_
   std::vector<const SavedTensor*> aliased_;                   // by alias
 };
-
-// Manifest and receipts in one, as their bytes: all that a reader needs besides shards.
-std::string EncodeHead(std::string_view manifest, std::span<const std::string> receipts);
-// A receipt whose bytes are those that a manifest names. kDataLoss: they are not; kInvalidArgument.
-absl::StatusOr<Receipt> ParseReceiptOf(const ReceiptEntry& entry, std::string_view text,
-                                       const std::string& place);
-
-// Are all files that the manifest names there, with the sizes that they should have, and the
-// receipts whole? What the receipts say of tensors is not looked at: a listing asks this of every
-// checkpoint. Errors and `wait` as by CheckpointReader::Open.
-absl::Status CheckFiles(const std::string& folder, const Manifest& manifest,
-                        std::optional<absl::Duration> wait = std::nullopt);
-
-// Reads a rank's shard and checks its size, every chunk, and its own header against the receipt.
-std::vector<Damage> VerifyShard(const std::string& folder, const Receipt& receipt,
-                                IoMode mode = IoMode::kDirect, const OnBytes& on_bytes = {});
-
-// Reads a rank's shard from its first byte to its last, and hands on each block after its chunks
-// were checked. Ends with the first error, also of `take`.
-absl::Status StreamShard(const std::string& folder, const ShardFile& file,
-                         const std::function<absl::Status(std::span<const std::byte>)>& take);
 
 // Every damage of a checkpoint folder, whatever it is, sizes and manifest included. Empty: whole.
 // `wait` as by CheckpointReader::Open.
