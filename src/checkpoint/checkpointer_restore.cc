@@ -51,7 +51,7 @@ absl::StatusOr<int64_t> Checkpointer::Impl::Restore(const StateView& state,
                                  .Int(attempt)
                                  .Int(static_cast<uint8_t>(status.ok()))
                                  .Int(static_cast<uint8_t>(mismatch))
-                                 .Text(MessageOf(status))
+                                 .Text(absl::IsCancelled(status) ? "" : MessageOf(status))
                                  .bytes();
     const auto counted = run_.link().Call(MessageKind::kVote, run_.generation(), vote,
                                           kVoteTimeout + ReadLimit(choice.source, state));

@@ -221,6 +221,8 @@ class SaveService final : public KeeperExtension {
   void OnFinishAsked(int slot, const Message& message);
   void OnChoose(int slot, const Message& message);
   void OnGather(int slot, const Message& message);
+  void EndGathering(Share all);
+  void GiveUpShares();
   void OnReadRange(int slot, const Message& message);
   void OnVote(int slot, const Message& message);
 

@@ -283,8 +283,13 @@ void SaveService::OnGather(int slot, const Message& message) {
     return keeper_.Answer(slot, message.request, Aborted(message.generation));
   }
   restoring_.gatherers[slot] = {{slot, message.request}, share, buffer};
+  if (restoring_.failed) return EndGathering(Share::kFailed);
   if (static_cast<int>(restoring_.gatherers.size()) < members()) return;
-  Share all = Share::kReady;
+  EndGathering(Share::kReady);
+}
+
+// `all` is the least bad that the answer may be.
+void SaveService::EndGathering(Share all) {
   std::map<int, int> fds_by_rank;
   for (const auto& [member, gatherer] : restoring_.gatherers) {
     all = std::max(all, gatherer.share);
@@ -333,11 +338,19 @@ void SaveService::OnVote(int slot, const Message& message) {
   if (!ok) {
     if (!detail.empty())  // else another rank's failure was its
       restoring_.passed_over.push_back(fmt::format("rank {}: {}", keeper_.rank(slot), detail));
+    GiveUpShares();
     restoring_.tried[slot].insert(slot);
     if (const auto server = restoring_.server.find(slot); server != restoring_.server.end())
       restoring_.tried[slot].insert(server->second);
   }
   CountVotes();
+}
+
+// No rank has this checkpoint any more: those that wait for the failed one's share, and those that
+// still read from afar, hear of it at once.
+void SaveService::GiveUpShares() {
+  if (!restoring_.gatherers.empty()) EndGathering(Share::kFailed);
+  if (restoring_.reads) restoring_.reads->Cancel();
 }
 
 void SaveService::CountVotes() {

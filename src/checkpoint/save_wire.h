@@ -9,17 +9,19 @@
 //   kSkipped    i64 step, which the disk wants: no buffer was free, it was given up,   no answer
 //               or the rank was past it when it was wanted
 //   kHeld       i64 every (0: no opinion): of several nodes, a snapshot for memory alone was
-//   sealed;
-//               rank 0 says how far apart such ones should be, in steps              no answer
+//               sealed; rank 0 says how far apart such ones should be, in steps      no answer
 //   kHurry      a rank waits for a save: no rate limit until one has ended            no answer
 //   kFinish     i64 step, u8 FinishAsk -> u8 durable
 //   kChoose     u32 attempt -> RestoreChoice; with served_by one descriptor, of that slot's buffer;
 //               kRemote: two, of the checkpoint's head and of the rank's window, or `error`
-//   kReadRange  RangeWanted: the agent puts bytes of a remote shard into the rank's window ->
-//   nothing kGather     u32 attempt, Share, u32 buffer -> Share; with kReady descriptors: every
-//   rank's buffer kVote       u32 attempt, u8 ok, u8 mismatch, Text detail -> u8 restored (else
-//   choose again with attempt + 1) kSaveEvent  i64 step, SaveOutcome, Text error pushed kAhead
-//   RestoreChoice (memory): what survivors may bring back before the next generation
+//   kReadRange  RangeWanted -> nothing: the agent has put bytes of a remote shard into the rank's
+//               window. kCancelled: another rank could not read its share
+//   kGather     u32 attempt, Share, u32 buffer -> Share; with kReady descriptors: every rank's
+//               buffer. kFailed as soon as one rank votes against
+//   kVote       u32 attempt, u8 ok, u8 mismatch, Text detail (empty: another rank's failure) -> u8
+//               restored (else choose again with attempt + 1)
+//   kSaveEvent  i64 step, SaveOutcome, Text error                                        pushed
+//   kAhead      RestoreChoice (memory): what survivors may bring back before the next generation
 #pragma once
 
 #include <cstdint>

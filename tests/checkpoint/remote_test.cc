@@ -355,6 +355,27 @@ TEST_F(RemoteTierTest, PassesOverACheckpointWhoseReadIsCutInTheMiddle) {
   EXPECT_THAT(second.notes, Contains(HasSubstr("connection reset")));
 }
 
+// One rank's share is gone while the store keeps the other's waiting for ever.
+TEST_F(RemoteTierTest, GivesUpAtOnceWhatOthersStillReadWhenOneRankCannot) {
+  Seen first, second;
+  const std::vector<int64_t> steps = SaveTwiceFarAway(first);
+  ASSERT_GE(steps.size(), 2u);
+  fs::remove_all(folder_ / "root");
+  store_.keeps_gets = true;
+  store_.SetFault([&](const std::string& what, const std::string& key) {
+    if (what != "get") return absl::OkStatus();
+    const bool is_newest = key.starts_with("step-000000000030");
+    if (key.starts_with("step-") && !is_newest) store_.keeps_gets = false;
+    return is_newest && key.ends_with("w00001.safetensors")
+               ? absl::UnavailableError("connection reset")
+               : absl::OkStatus();
+  });
+  Run(Spec(40), second);
+  EXPECT_THAT(second.restored_steps, ElementsAre(steps[steps.size() - 2]));
+  EXPECT_THAT(second.notes, Contains(AllOf(HasSubstr("restore of step 30 from test://store"),
+                                           HasSubstr("rank 1: "), HasSubstr("connection reset"))));
+}
+
 // An agent whose store hangs for ever in one generation serves the next.
 TEST_F(RemoteTierTest, RestoresAgainAfterARankWasKilledWhileItRestored) {
   Seen first, second;

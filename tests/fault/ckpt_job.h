@@ -20,6 +20,7 @@ struct ShimOrder {
   int from_save = 0;
   int kill_at = 0;
   std::string fault;
+  int fault_rank = -1;  // whose calls fail alone; -1: all processes'
   uint32_t seed = 0;
   uint32_t clock_jumps_s = 0;
 };
@@ -150,8 +151,8 @@ class CkptJob {
 
  private:
   static void Disarm() {
-    for (const char* name :
-         {kShimPage, kShimRoot, kShimFromSave, kShimKillAt, kShimFault, kShimSeed, kShimClockJumps})
+    for (const char* name : {kShimPage, kShimRoot, kShimFromSave, kShimKillAt, kShimFault,
+                             kShimFaultRank, kShimSeed, kShimClockJumps})
       unsetenv(name);
   }
 
@@ -171,6 +172,7 @@ class CkptJob {
     setenv(kShimSeed, std::to_string(order.seed).c_str(), 1);
     setenv(kShimClockJumps, std::to_string(order.clock_jumps_s).c_str(), 1);
     if (!order.fault.empty()) setenv(kShimFault, order.fault.c_str(), 1);
+    if (order.fault_rank >= 0) setenv(kShimFaultRank, std::to_string(order.fault_rank).c_str(), 1);
   }
 
   Launched launched_;

@@ -13,6 +13,7 @@ namespace {
 
 namespace fs = std::filesystem;
 using ::testing::AnyOf;
+using ::testing::ContainsRegex;
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 using ::testing::IsSupersetOf;
@@ -135,6 +136,38 @@ TEST(FailingRead, OfAFolderIsNeverAnEmptyOne) { FailEachRead("opendir"); }
 TEST(FailingRead, OfAFilesOpeningIsNeverAMissingOne) { FailEachRead("open_to_read"); }
 TEST(FailingRead, OfASmallFileIsNamed) { FailEachRead("read"); }
 TEST(FailingRead, OfAShardIsNamed) { FailEachRead("pread"); }
+
+// One of two ranks alone cannot read, wherever in its restore that is: the other is not left
+// waiting for it, and both take the older step.
+TEST(FailingRead, OfOneRankAloneSendsBothToAnOlderStepAtOnce) {
+  CkptJob job;
+  job.world = 2;
+  job.trainer["--keep"] = "9";
+  ASSERT_EQ(job.Run(), 0) << job.Said();
+  const fs::path kept = job.launched().Path("kept");
+  fs::copy(job.root(), kept, fs::copy_options::recursive);
+  job.trainer["--steps"] = "30";
+  for (const std::string call : {"open_to_read", "read", "pread"}) {
+    for (int n = 1;; n += kSanitized ? 3 : 1) {
+      fs::remove_all(job.root());
+      fs::copy(kept, job.root(), fs::copy_options::recursive);
+      const std::string fault = call + ":EIO:" + std::to_string(n);
+      SCOPED_TRACE(fault);
+      const int64_t began = MonotonicNanos();
+      ASSERT_EQ(job.Run(ShimOrder{.fault = fault, .fault_rank = 1}), 0) << job.Said();
+      // Far below any deadline of a restore.
+      EXPECT_LT(absl::Nanoseconds(MonotonicNanos() - began), absl::Seconds(20) * TimeFactor());
+      if (job.page().faults == 0) {
+        EXPECT_GT(n, 1);
+        break;
+      }
+      ASSERT_EQ(job.RestoredStep(), 10) << job.Said();
+      // Rank, object and cause in one line.
+      EXPECT_THAT(job.Said(), ContainsRegex("restore of step 20 from [^\n]*failed: rank 1: "
+                                            "[^\n]*/step-000000000020-[^\n]*\\(errno 5\\)"));
+    }
+  }
+}
 
 // A disk that gives nothing back at all.
 TEST(FailingRead, ForGoodRefusesTheJobAndLosesNothing) {

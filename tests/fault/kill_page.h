@@ -23,6 +23,8 @@ inline constexpr char kShimKillAt[] = "OUTLAST_SHIM_KILL_AT";
 // take an error name alone; they are numbered from the start, from_save or not, and are no counted
 // calls.
 inline constexpr char kShimFault[] = "OUTLAST_SHIM_FAULT";
+// The fault is of the process with that $RANK alone; unset: of all.
+inline constexpr char kShimFaultRank[] = "OUTLAST_SHIM_FAULT_RANK";
 // Each reading of the wall clock is off by up to so many seconds, either way.
 inline constexpr char kShimClockJumps[] = "OUTLAST_SHIM_CLOCK_JUMPS";
 inline constexpr char kShimSeed[] = "OUTLAST_SHIM_SEED";  // of the delays, by the call's number

@@ -90,6 +90,13 @@ uint32_t NumberFrom(const char* name) {
   return text == nullptr ? 0 : static_cast<uint32_t>(atoi(text));
 }
 
+// Whether the fault is this process's.
+bool IsMeant() {
+  const char* wanted = getenv(outlast::testing::kShimFaultRank);
+  const char* rank = getenv("RANK");
+  return wanted == nullptr || (rank != nullptr && strcmp(rank, wanted) == 0);
+}
+
 [[gnu::constructor]] void Start() {
   const char* path = getenv(outlast::testing::kShimPage);
   const char* root = getenv(outlast::testing::kShimRoot);
@@ -105,7 +112,8 @@ uint32_t NumberFrom(const char* name) {
   shim.kill_at = NumberFrom(outlast::testing::kShimKillAt);
   shim.seed = NumberFrom(outlast::testing::kShimSeed);
   shim.clock_jumps_s = NumberFrom(outlast::testing::kShimClockJumps);
-  if (const char* fault = getenv(outlast::testing::kShimFault)) shim.fault = ParseFault(fault);
+  const char* fault = getenv(outlast::testing::kShimFault);
+  if (fault != nullptr && IsMeant()) shim.fault = ParseFault(fault);
   shim.page = static_cast<KillPage*>(page);
   AddProcess();
   pthread_atfork(nullptr, nullptr, AddProcess);
