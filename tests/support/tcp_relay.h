@@ -16,6 +16,7 @@
 #include <list>
 #include <string>
 #include <thread>
+#include <utility>
 #include <vector>
 
 #include "base/socket.h"
@@ -51,12 +52,16 @@ class TcpRelay {
     Wake();
   }
   void Heal() { Cut(Way::kNone); }
+  // Both ways, once the target has sent so much more.
+  void CutAfter(int64_t bytes_back) { back_left_ = bytes_back; }
+  bool is_cut() const { return cut_ != Way::kNone; }
 
  private:
   // Bytes of one connection in one direction.
   struct Stream {
     std::string waiting;
     bool is_at_end = false;
+    int64_t carried = 0;
   };
   struct Connection {
     UniqueFd near, far;
@@ -90,6 +95,7 @@ class TcpRelay {
         return true;
       }
       stream.waiting.assign(block.data(), static_cast<size_t>(got));
+      stream.carried += got;
     }
     if (stream.waiting.empty()) return true;
     const ssize_t put =
@@ -97,6 +103,12 @@ class TcpRelay {
     if (put < 0) return errno == EAGAIN || errno == EINTR || errno == ENOTCONN;
     stream.waiting.erase(0, static_cast<size_t>(put));
     return true;
+  }
+
+  void CountBack(int64_t bytes) {
+    if (bytes == 0 || back_left_ <= 0) return;
+    back_left_ -= bytes;
+    if (back_left_ <= 0) cut_ = Way::kBoth;
   }
 
   void Run() {
@@ -124,6 +136,7 @@ class TcpRelay {
             (!Passes(Way::kTowards) || Carry(one->near.get(), one->far.get(), one->towards)) &&
             (!Passes(Way::kBack) || Carry(one->far.get(), one->near.get(), one->back)) &&
             !(one->towards.is_at_end && one->back.is_at_end);
+        CountBack(std::exchange(one->back.carried, 0));
         one = lives ? std::next(one) : connections_.erase(one);
       }
       if (polled[1].revents != 0) Accept();
@@ -136,6 +149,7 @@ class TcpRelay {
   const std::string address_;
   std::list<Connection> connections_;
   std::atomic<Way> cut_ = Way::kNone;
+  std::atomic<int64_t> back_left_ = 0;  // until the cut; 0: none is meant
   std::atomic<bool> is_over_ = false;
   std::thread thread_;
 };
