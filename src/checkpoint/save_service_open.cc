@@ -6,6 +6,7 @@
 
 #include "base/error.h"
 #include "base/machine_memory.h"
+#include "checkpoint/buffer_count.h"
 #include "checkpoint/made_buffers.h"
 #include "checkpoint/save_service_nodes.h"
 #include "outlast/base/clock.h"
@@ -22,12 +23,13 @@ BufferLayout LayoutOf(const Assignment& assignment, int64_t extras_bytes) {
           .extra_capacity = static_cast<uint32_t>(extras_bytes) + kExtraCountBytes};
 }
 
-int BufferCount(int wanted, const std::vector<Assignment>& assignments, int64_t extras_bytes) {
-  if (wanted != 0) return wanted;
-  uint64_t three = 0;
-  for (const Assignment& assignment : assignments)
-    three += 3 * LayoutOf(assignment, extras_bytes).buffer_bytes();
-  return three <= MachineMemoryBytes() / 2 ? 3 : 2;
+BufferRoom RoomFor(const std::vector<Assignment>& assignments, int64_t extras_bytes) {
+  BufferRoom room{.memory = MachineMemoryBytes()};
+  for (const Assignment& assignment : assignments) {
+    room.buffers += LayoutOf(assignment, extras_bytes).buffer_bytes();
+    room.state += assignment.data_bytes + assignment.replicated_bytes;
+  }
+  return room;
 }
 
 }  // namespace
@@ -295,7 +297,9 @@ absl::Status SaveService::PlanBuffers(const BufferNeeds& needs, MadeBuffers* mad
 
 absl::Status SaveService::MakeBuffers(const BufferNeeds& needs, MadeBuffers* made) {
   OUTLAST_RETURN_IF_ERROR(PlanBuffers(needs, made));
-  const int count = BufferCount(needs.wanted, made->assignments, needs.extras_bytes);
+  OUTLAST_ASSIGN_OR_RETURN(
+      const int count,
+      BufferCountFor(needs.wanted, RoomFor(made->assignments, needs.extras_bytes)));
   for (size_t slot = 0; slot < needs.ranks.size(); ++slot) {
     if (needs.ranks[slot] < 0 || needs.has[slot]) continue;
     for (int i = 0; i < count; ++i) {
