@@ -238,6 +238,7 @@ absl::Status Checkpointer::Impl::MakeSnapshotter(const Message& answer, const St
   options.on_wanted_skipped = [this](int64_t step, uint64_t generation) {
     TellSkipped(step, generation);
   };
+  options.on_changed = [this](int64_t step, uint64_t) { DistrustUpdates(step); };
   options.on_memory_sealed = [this](uint64_t generation) {
     if (!table_->is_led()) return;
     run_.link()

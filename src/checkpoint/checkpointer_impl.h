@@ -142,6 +142,7 @@ class Checkpointer::Impl {
   bool IsWanted(int64_t step);
   void TellSkipped(int64_t step, uint64_t generation);
   void ConsiderCadence(int64_t step);
+  void DistrustUpdates(int64_t step);
   void AddStall(int64_t started_ns);
 
   Run& run_;
@@ -167,6 +168,8 @@ class Checkpointer::Impl {
   std::optional<Live> missed_;  // the newest step that the keeper wanted too late
   bool updates_are_announced_ =
       false;  // BeforeUpdate was called since the last save: copies may be lazy
+  // A region was seen to change without that: no copy is lazy any more.
+  std::atomic<bool> distrusts_updates_{false};
   uint64_t updates_ = 0;
   int64_t window_started_ns_ = 0, window_stall_ns_ = 0, window_steps_ = 0;
   // Of several nodes: how far apart snapshots should be, as rank 0 finds; 0: it has not looked yet.

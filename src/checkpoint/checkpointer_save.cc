@@ -83,6 +83,16 @@ bool Checkpointer::Impl::IsSnapshotDue(int64_t step) const {
   return step < cadence.from || step % cadence.every == 0;
 }
 
+// On the trainer's thread or the copier's.
+void Checkpointer::Impl::DistrustUpdates(int64_t step) {
+  tally_->Change([](CheckpointStats& stats) { ++stats.changed; });
+  if (distrusts_updates_.exchange(true)) return;
+  PrintToStderr(
+      "outlast: rank {}: a region of kind kStable was changed between SaveIfDue of step {} and the "
+      "next BeforeUpdate; that snapshot is given up, and from now on SaveIfDue copies all\n",
+      run_.rank(), step);
+}
+
 // Each step while that costs under 1 % of it; else so seldom that it does. Rank 0 decides from its
 // own stalls, for all, from a step that none has reached.
 void Checkpointer::Impl::ConsiderCadence(int64_t step) {
@@ -122,8 +132,8 @@ absl::Status Checkpointer::Impl::Snapshot(int64_t step, const StateView& state,
   request.want = want;
   // Of several nodes the agents agree on what is saved.
   request.may_be_left_out = want == Snapshotter::Want::kDisk && !must && !table_->is_led();
-  request.mode =
-      updates_are_announced_ && !must ? Snapshotter::Mode::kLazy : Snapshotter::Mode::kEager;
+  const bool may_be_lazy = updates_are_announced_ && !must && !distrusts_updates_.load();
+  request.mode = may_be_lazy ? Snapshotter::Mode::kLazy : Snapshotter::Mode::kEager;
   updates_are_announced_ = false;
   ahead_.reset();
   const int64_t started = MonotonicNanos();

@@ -9,6 +9,7 @@
 
 #include "base/channel.h"
 #include "base/error.h"
+#include "base/split_mix.h"
 #include "base/stream_copy.h"
 #include "outlast/base/clock.h"
 #include "outlast/base/crc32c.h"
@@ -242,6 +243,46 @@ uint32_t Snapshotter::CopyChunk(const Running& running, uint32_t chunk) {
       });
 }
 
+// What was copied in the save call itself may have changed since; the rest must not.
+bool Snapshotter::HoldsSourceOf(uint32_t chunk) const {
+  const Buffer& buffer = buffers_[static_cast<size_t>(running_.buffer)];
+  const std::span<std::byte> whole = WholeOf(buffer);
+  const uint32_t found = PassOverChunk(
+      whole, buffer.layout().chunk(chunk), plan_.chunks[chunk],
+      [&](Crc32cStream& crc, const CopyPiece& piece, uint64_t done, uint64_t bytes) {
+        const std::byte* source = running_.sources[piece.region];
+        if (eager_[piece.region]) {
+          crc.Update({whole.data() + piece.to + done, bytes});
+        } else if (piece.packer == kNoPacker) {
+          crc.Update({source + piece.from + done, bytes});
+        } else {
+          std::array<std::byte, kCopyPieceBytes> packed;
+          plan_.packers[piece.packer].Gather(source, piece.from + done, {packed.data(), bytes});
+          crc.Update({packed.data(), bytes});
+        }
+      });
+  return found == buffer.chunk_crcs()[chunk];
+}
+
+// The trainer still waits with its update, or has forgotten to: then a copy may hold two steps.
+bool Snapshotter::IsSourceUnchanged() const {
+  constexpr uint64_t kOneSnapshotIn = 4, kChunks = 4;
+  if (running_.request.mode == Mode::kEager) return true;  // nobody else ran
+  const auto total = static_cast<uint32_t>(plan_.chunks.size());
+  if (options_.recheck == Options::Recheck::kAll) {
+    for (uint32_t chunk = 0; chunk < total; ++chunk) {
+      if (!HoldsSourceOf(chunk)) return false;
+    }
+    return true;
+  }
+  if (running_.turn % kOneSnapshotIn != 0) return true;
+  for (uint64_t i = 0; i < std::min<uint64_t>(total, kChunks); ++i) {
+    const uint64_t drawn = Mix(static_cast<uint64_t>(running_.request.step) * kChunks + i + 1);
+    if (!HoldsSourceOf(static_cast<uint32_t>(drawn % total))) return false;
+  }
+  return true;
+}
+
 // On the thread that copied the last chunk.
 void Snapshotter::Complete() {
   const Running& running = running_;
@@ -250,6 +291,9 @@ void Snapshotter::Complete() {
   if (cancelled_.load(std::memory_order_relaxed) || is_void_.load(std::memory_order_relaxed) ||
       options_.is_aborted(running.request.generation)) {
     buffer.control().Abandon(running.turn);
+  } else if (!IsSourceUnchanged()) {
+    buffer.control().Abandon(running.turn);
+    options_.on_changed(running.request.step, running.request.generation);
   } else {
     SealInfo info;
     info.job_id = options_.job_id;

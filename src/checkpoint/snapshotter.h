@@ -52,6 +52,17 @@ class Snapshotter {
                                                                                   uint64_t) {};
     // One for memory alone was. On the same thread.
     std::function<void(uint64_t generation)> on_memory_sealed = [](uint64_t) {};
+    // Somebody wrote to a stable region while it was copied lazily: the snapshot has ended
+    // unsealed. On the thread that copied its last chunk.
+    std::function<void(int64_t step, uint64_t generation)> on_changed = [](int64_t, uint64_t) {};
+    // How much of a lazy copy is compared with its source before it is sealed. kSample: four random
+    // chunks of one snapshot in four (a MiB takes 50 us).
+    enum class Recheck : uint8_t { kSample, kAll };
+#ifdef NDEBUG
+    Recheck recheck = Recheck::kSample;
+#else
+    Recheck recheck = Recheck::kAll;
+#endif
   };
   // `table` and the buffers are the slot's own, made by the keeper.
   static absl::StatusOr<std::unique_ptr<Snapshotter>> Make(Options options, SealTable& table,
@@ -140,6 +151,8 @@ class Snapshotter {
   void CopyChunks();
   uint32_t CopyChunk(const Running& running, uint32_t chunk);
   void Complete();
+  bool IsSourceUnchanged() const;
+  bool HoldsSourceOf(uint32_t chunk) const;
   void TellSkippedIfWanted() const;
   // A snapshot that was sealed for the disk is not there yet.
   bool is_being_saved() const;

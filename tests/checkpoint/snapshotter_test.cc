@@ -5,8 +5,11 @@
 #include <unistd.h>
 
 #include <atomic>
+#include <chrono>
 #include <cstring>
+#include <functional>
 #include <numeric>
+#include <thread>
 #include <vector>
 
 #include "outlast/base/memory.h"
@@ -17,7 +20,9 @@ namespace {
 // A rank of a world of `world` with a large stable tensor, a small stable one and an eager one.
 class Rank {
  public:
-  explicit Rank(uint32_t rank = 0, uint32_t world = 1, int buffers = 3, size_t big = 700'001)
+  using Recheck = Snapshotter::Options::Recheck;
+  explicit Rank(uint32_t rank = 0, uint32_t world = 1, int buffers = 3, size_t big = 700'001,
+                Recheck recheck = Recheck::kSample)
       : big_(big),
         small_(10),
         table_(Mapping::Anonymous(SealTable::BytesFor(static_cast<int>(world))).value(),
@@ -39,7 +44,13 @@ class Rank {
     options.run_id = run_;
     options.rank = rank;
     options.world = world;
-    options.is_aborted = [this](uint64_t) { return aborted.load(); };
+    options.is_aborted = [this](uint64_t) {
+      at_chunk();
+      return aborted.load();
+    };
+    options.stall_limit = absl::Milliseconds(50);
+    options.recheck = recheck;
+    options.on_changed = [this](int64_t step, uint64_t) { changed.push_back(step); };
     options.on_wanted_sealed = [this](int64_t step, uint64_t, int, uint32_t, bool) {
       wanted.push_back(step);
     };
@@ -91,7 +102,8 @@ class Rank {
   std::vector<float> big_, small_;
   Extras extras;
   std::atomic<bool> aborted{false};
-  std::vector<int64_t> wanted, skipped;
+  std::function<void()> at_chunk = [] {};  // by whoever is about to copy one, and at the end
+  std::vector<int64_t> wanted, skipped, changed;
   Id128 job_ = Id128::Random(), run_ = Id128::Random();
   SealTable table_;
   Assignment assignment_;
@@ -376,6 +388,89 @@ TEST(Snapshot, OneThatBeginsWhenTheLastIsJustCompleteIsWholeToo) {
     ASSERT_TRUE(rank.RestoreStep(held).ok()) << step;
     ASSERT_TRUE(rank.IsAll(static_cast<float>(held)));
   }
+}
+
+// Who forgets BeforeUpdate changes what was copied and what was not yet: such a snapshot holds two
+// steps, and is none. The copier itself changes the source here, between its chunks.
+TEST(Snapshot, OfASourceThatChangedWhileItWasCopiedIsNotSealed) {
+  for (const auto recheck : {Rank::Recheck::kAll, Rank::Recheck::kSample}) {
+    Rank rank(0, 1, 3, 1'000'001, recheck);
+    int64_t changed_in_sealed = 0;
+    for (int64_t step = 1; step <= 64; ++step) {
+      rank.Fill(static_cast<float>(step));
+      int chunk = 0;
+      rank.at_chunk = [&] {
+        if (++chunk == 4) rank.Fill(-1);  // of four
+      };
+      ASSERT_TRUE(rank.Begin(step, Snapshotter::Mode::kLazy, Snapshotter::Want::kDisk));
+      while (rank.snapshotter_->is_running()) {
+      }
+      rank.at_chunk = [] {};
+      ASSERT_EQ(chunk, 5);
+      if (rank.snapshotter_->Finish()) {
+        ++changed_in_sealed;
+        EXPECT_EQ(rank.wanted.back(), step);
+        const auto& buffer = rank.buffers_[static_cast<size_t>(rank.BufferOf(step))];
+        buffer.control().Unpin(BufferPin::kPersist, buffer.control().Read().turn);
+      } else {
+        EXPECT_EQ(rank.changed.back(), step);
+        EXPECT_EQ(rank.skipped.back(), step) << "the keeper hears that it does not come";
+        EXPECT_EQ(rank.BufferOf(step), -1);
+      }
+    }
+    EXPECT_EQ(rank.changed.size() + static_cast<size_t>(changed_in_sealed), 64u);
+    if (recheck == Rank::Recheck::kAll) {
+      EXPECT_EQ(changed_in_sealed, 0);
+    } else {
+      EXPECT_GT(rank.changed.size(), 8u) << "of about 16 that a sample is taken of";
+    }
+  }
+}
+
+// What was copied in the call itself may change, as may what lies between the elements of a view.
+TEST(Snapshot, IsSealedWhereOnlyWhatWasCopiedInTheCallChanges) {
+  Rank rank(0, 1, 3, 700'001, Rank::Recheck::kAll);
+  for (int64_t step = 1; step <= 20; ++step) {
+    rank.Fill(static_cast<float>(step));
+    rank.at_chunk = [&] { std::fill(rank.small_.begin(), rank.small_.end(), -1.0F); };
+    ASSERT_TRUE(rank.Begin(step));
+    while (rank.snapshotter_->is_running()) {
+    }
+    rank.at_chunk = [] {};
+    ASSERT_TRUE(rank.snapshotter_->Finish());
+    ASSERT_TRUE(rank.RestoreStep(step).ok());
+    ASSERT_TRUE(rank.IsAll(static_cast<float>(step)));
+  }
+  EXPECT_TRUE(rank.changed.empty());
+}
+
+// A copier that is held up (a page that comes from a dead file system, say) holds a step up no
+// longer than the limit; what it then still copies is never sealed, and the next one waits for it.
+TEST(Snapshot, IsGivenUpAtTheStallLimit) {
+  Rank rank;
+  rank.Fill(1);
+  const auto trainer = std::this_thread::get_id();
+  std::atomic<bool> is_held{false}, may_go{false};
+  rank.at_chunk = [&] {
+    if (std::this_thread::get_id() == trainer) return;
+    is_held = true;
+    while (!may_go) std::this_thread::yield();
+  };
+  ASSERT_TRUE(rank.Begin(1, Snapshotter::Mode::kLazy, Snapshotter::Want::kDisk));
+  while (!is_held) std::this_thread::yield();
+
+  const auto began = std::chrono::steady_clock::now();
+  EXPECT_FALSE(rank.snapshotter_->Finish());
+  EXPECT_GE(std::chrono::steady_clock::now() - began, std::chrono::milliseconds(50));
+  EXPECT_FALSE(rank.Begin(2)) << "the copier is still inside";
+
+  may_go = true;
+  while (!rank.Begin(3)) std::this_thread::yield();
+  EXPECT_TRUE(rank.snapshotter_->Finish());
+  EXPECT_EQ(rank.BufferOf(1), -1);
+  EXPECT_EQ(rank.skipped, std::vector<int64_t>{1});
+  EXPECT_TRUE(rank.wanted.empty());
+  EXPECT_GE(rank.BufferOf(3), 0);
 }
 
 // The source changes as hard as it can right after Finish: no snapshot mixes two steps.

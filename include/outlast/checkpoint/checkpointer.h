@@ -99,6 +99,7 @@ struct CheckpointerOptions {
 struct CheckpointStats {
   int64_t sealed = 0;        // snapshots
   int64_t skipped = 0;       // snapshots that found no free buffer
+  int64_t changed = 0;       // snapshots whose regions were seen to change while they were copied
   int64_t durable_step = 0;  // the newest step known to be on disk
   int64_t failed_saves = 0;  // disk
   int64_t remote_step = 0;   // the newest step known to be in the remote root
@@ -116,7 +117,9 @@ struct CheckpointStats {
 // A snapshot holds every region as it was when SaveIfDue was called. Regions of kind kStable are
 // copied under the next forward and backward pass; BeforeUpdate finishes the copy. Until
 // BeforeUpdate was called once, and whenever a trainer skips it, all is copied in SaveIfDue:
-// slower, never wrong.
+// slower, never wrong. Samples of lazy copies are compared with their source before they count: a
+// trainer that is seen to change a kStable region without BeforeUpdate loses that snapshot, is
+// told, and has all copied in SaveIfDue from then on.
 class Checkpointer {
  public:
   // Opens the root for this run. All ranks give the same options. kInvalidArgument: an option that
