@@ -16,7 +16,9 @@ constexpr int kBackgroundNice = 5;  // a third of the usual weight
 void LowerPriority() {  // wishes
   const sched_param none{};
   pthread_setschedparam(pthread_self(), SCHED_BATCH, &none);
-  setpriority(PRIO_PROCESS, static_cast<id_t>(gettid()), kBackgroundNice);
+  const auto self = static_cast<id_t>(gettid());
+  if (getpriority(PRIO_PROCESS, self) < kBackgroundNice)
+    setpriority(PRIO_PROCESS, self, kBackgroundNice);
 }
 
 }  // namespace

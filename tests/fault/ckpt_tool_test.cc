@@ -26,6 +26,12 @@ class ToolStory {
     job_.launched().StartProgram(words);
     return job_.Wait();
   }
+  std::string ToolOnATerminal(std::vector<std::string> words) {
+    words.insert(words.begin(), {ToolPath(), "ckpt"});
+    job_.launched().StartProgram(words, Output::kTerminal);
+    EXPECT_EQ(job_.Wait(), 0);
+    return job_.launched().Read("terminal");
+  }
   std::vector<std::string> Checkpoints(const std::string& root) {
     std::vector<std::string> names;
     for (const auto& entry : fs::directory_iterator(Path(root))) {
@@ -128,6 +134,17 @@ TEST(CkptTool, GcTakesNothingThatMustStayAtAnyCall) {
       [&] {
         EXPECT_EQ(story.Checkpoints("root"), (std::vector<std::string>{before[0], before[3]}));
       });
+}
+
+TEST(CkptTool, DrawsItsBarWhereStderrIsATerminal) {
+  ToolStory story;
+  const std::string pristine = story.Path("pristine");
+  const std::string shown = story.ToolOnATerminal({"verify", pristine});
+  EXPECT_EQ(shown.find("\rverify ["), 0u) << shown;
+  EXPECT_NE(shown.find("\r\033[K"), std::string::npos) << shown;
+
+  EXPECT_EQ(story.Tool({"verify", pristine}), 0);
+  EXPECT_EQ(story.Said().find('\r'), std::string::npos) << story.Said();
 }
 
 }  // namespace
