@@ -1,5 +1,11 @@
 // Turns one sealed snapshot of all ranks into a committed checkpoint on disk: by one agent that
 // holds them all (Persist), or in the parts of which several agents do theirs (save_team.h).
+//
+// Departure from design/checkpoint.md, section 8: who writes saves is in the batch class at nice 5,
+// which gives its I/O the level 5 of 7 of the best-effort class, not the idle class. Where the
+// kernel's scheduler heeds classes, a trainer that never stops reading would hold an idle write up
+// for ever, past the save's deadline; and a stop, a Finish and the next save wait for this one.
+// Uploads (remote_tier.h), which nobody waits for but at a job's end, are in the idle class.
 #pragma once
 
 #include <atomic>

@@ -18,7 +18,9 @@
 //
 // A rank keeps its snapshots as long as it stays where it is; when its place changes, its buffers
 // are made anew, and filled from copies that other nodes have (save_service_copies.h) or by a
-// restore from the disk; when the world does, by the disk alone.
+// restore from the disk; when the world does, by the disk alone. Departure from
+// design/checkpoint.md, section 7: the boxes of the survivors' buffers are not resharded from
+// memory then. Only lost and new nodes change a world, and they cost the steps since the last save.
 #pragma once
 
 #include <map>

@@ -2,10 +2,8 @@
 
 #include <dirent.h>
 #include <fcntl.h>
-#include <linux/ioprio.h>
 #include <sys/stat.h>
 #include <sys/statvfs.h>
-#include <sys/syscall.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -295,7 +293,6 @@ struct DirectWriter::State {
   IoMode mode = IoMode::kDirect;
   DirectWriteOptions options;
   std::optional<Mapping> block;  // for memory that O_DIRECT would refuse
-  int old_priority = -1;
   bool finished = false;
 
   ~State();
@@ -303,7 +300,6 @@ struct DirectWriter::State {
   absl::Status Allocate();
   void StartDirect();
   void StopDirect();
-  void LowerPriority();
   // Writes at the end of what is written; `padded` bytes may follow `logical` ones up to a multiple
   // of 4096.
   absl::Status Write(const std::byte* data, uint64_t logical);
@@ -326,14 +322,7 @@ bool IsAligned(const void* data) {
 }  // namespace
 
 DirectWriter::State::~State() {
-  if (old_priority >= 0) syscall(SYS_ioprio_set, IOPRIO_WHO_PROCESS, 0, old_priority);
   if (!finished && fd.is_open()) unlink(path.c_str());
-}
-
-void DirectWriter::State::LowerPriority() {
-  old_priority = static_cast<int>(syscall(SYS_ioprio_get, IOPRIO_WHO_PROCESS, 0));
-  syscall(SYS_ioprio_set, IOPRIO_WHO_PROCESS, 0,
-          IOPRIO_PRIO_VALUE(IOPRIO_CLASS_IDLE, 0));  // a wish
 }
 
 void DirectWriter::State::StartDirect() {
@@ -450,7 +439,6 @@ absl::StatusOr<DirectWriter> DirectWriter::Create(std::string path, uint64_t fil
   if (!state->fd.is_open()) return FileError(errno, "create", state->path, file_bytes);
   OUTLAST_RETURN_IF_ERROR(state->Allocate());
   if (state->mode == IoMode::kDirect) state->StartDirect();
-  if (state->options.priority == IoPriority::kIdle) state->LowerPriority();
   return DirectWriter(std::move(state));
 }
 

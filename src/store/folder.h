@@ -103,12 +103,9 @@ absl::Status RemoveFile(const std::string& path);
 absl::Status RemoveTree(const std::string& folder, std::string_view last = {});
 
 enum class IoMode : uint8_t { kDirect, kBuffered };
-enum class IoPriority : uint8_t { kNormal, kIdle };
 
 struct DirectWriteOptions {
   IoMode mode = IoMode::kDirect;  // kDirect falls back to kBuffered where O_DIRECT is refused
-  IoPriority priority =
-      IoPriority::kNormal;  // kIdle: I/O class idle for the calling thread, while the writer lives
   size_t block_bytes = size_t{8} << 20;  // bytes a write, a multiple of 4096, at most 1 GiB
   std::function<void(uint64_t)>
       on_progress;                  // called with the bytes written so far, after each block

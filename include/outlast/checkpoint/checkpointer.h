@@ -90,7 +90,9 @@ struct CheckpointerOptions {
   // of after it. Leave it off where the body of ForEachGeneration makes or frees that memory.
   bool restore_ahead = false;
   int buffers = 0;  // snapshots held per rank, 2 or 3; 0: 3 where they fit in half of the memory
-  absl::Duration stall_limit = absl::Seconds(8);  // a snapshot not copied by then is given up
+  // A snapshot whose copier has not ended this long after BeforeUpdate joined in is given up. Keep
+  // it below the watchdog's floor (WatchdogOptions), or a held-up copy is taken for a hang.
+  absl::Duration stall_limit = absl::Seconds(8);
   // Room for a rank's extras in each snapshot, in bytes: keys and values, and 8 for each pair; at
   // most 16 MiB.
   int64_t extras_bytes = int64_t{64} << 10;
