@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
-"""torture.py BUILD [NAME...] [--check]: the torture cases of torture.txt, one line each: name, ok | FAILED | missing | skipped, seconds.
+"""torture.py BUILD [NAME...] [--check [--built BINARY...]]: the torture cases of torture.txt, one line each: name, ok | FAILED | missing | skipped, seconds.
 
 The tests are asked of ctest, so that each runs as CI runs it. With NAME only these cases; with --check nothing runs: every test that the
-table names must be there. Ends with 1 when a case failed or has no test; a case that is "not built" says so, and does not count.
+table names must be there, in one of the binaries of --built if that is given. Ends with 1 when a case failed or has no test; a case that is "not built" says so, and does not count.
 """
 import argparse
 import fnmatch
@@ -21,6 +21,7 @@ def arguments():
     parser.add_argument("build", type=pathlib.Path)
     parser.add_argument("names", nargs="*")
     parser.add_argument("--check", action="store_true", help="only whether each case has its tests")
+    parser.add_argument("--built", nargs="*", help="the binaries that are built for the cases")
     return parser.parse_args()
 
 
@@ -52,13 +53,22 @@ def run(command, log):
     return "skipped" if "[  SKIPPED ]" in ended.stdout else "ok"
 
 
-def judge(patterns, known, check_only, results, log):
+def not_built_for(pattern, known, built):
+    """A test of `pattern` whose binary is none of `built` (None: all are)."""
+    if built is None:
+        return None
+    return next((test for test in fnmatch.filter(known, pattern) if pathlib.Path(known[test][0]).name not in built), None)
+
+
+def judge(patterns, known, options, results, log):
     """What became of a case, and the test that decided it. `results`: of tests that have run, for cases that share one."""
     for pattern in patterns:
         if not fnmatch.filter(known, pattern):
             return "missing", pattern
+        if stranger := not_built_for(pattern, known, options.built):
+            return "missing", f"{stranger}: {pathlib.Path(known[stranger][0]).name} is not built for it"
     worst = ("ok", "")
-    for pattern in [] if check_only else patterns:
+    for pattern in [] if options.check else patterns:
         for test in fnmatch.filter(known, pattern):
             found = results[test] = results.get(test) or run(known[test], log)
             if found == "FAILED":
@@ -77,7 +87,7 @@ def main():
     with log_path.open("w", encoding="utf-8") as log:
         for name in options.names or cases:
             begun, tests = time.monotonic(), cases[name]
-            state, detail = (NOT_BUILT, tests) if isinstance(tests, str) else judge(tests, known, options.check, results, log)
+            state, detail = (NOT_BUILT, tests) if isinstance(tests, str) else judge(tests, known, options, results, log)
             counts[state] = counts.get(state, 0) + 1
             print(f"{name:<42} {state:<9} {time.monotonic() - begun:6.1f} s{'' if state == 'ok' else '  ' + detail}", flush=True)
     print(", ".join(f"{count} {state}" for state, count in counts.items()) + ("" if options.check else f" (all output: {log_path})"))
