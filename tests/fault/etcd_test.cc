@@ -13,6 +13,7 @@
 #include <string>
 #include <vector>
 
+#include "base/socket.h"
 #include "tests/support/etcd_server.h"
 #include "tests/support/node_log.h"
 #include "tests/support/paths.h"
@@ -50,7 +51,7 @@ class Elected : public ::testing::Test {
                                         "--job",
                                         job,
                                         "--etcd",
-                                        scheme_ + etcd_->endpoint(),
+                                        scheme_ + endpoints(),
                                         "--nnodes",
                                         "1:2",
                                         "-n",
@@ -84,7 +85,7 @@ class Elected : public ::testing::Test {
                                         "--nnodes",
                                         "1:2",
                                         "--coordinator",
-                                        scheme_ + etcd_->endpoint(),
+                                        scheme_ + endpoints(),
                                         "--job",
                                         job,
                                         "--node",
@@ -104,6 +105,7 @@ class Elected : public ::testing::Test {
                                    Path("until")});
     agents_[k] = std::make_unique<PipedProcess>(command);
   }
+  std::string endpoints() const { return other_endpoints_ + etcd_->endpoint(); }
   void StartAgents() {
     for (const int k : {1, 2}) StartAgent(k);
     ASSERT_TRUE(AllTrain(4)) << Seen();
@@ -162,6 +164,7 @@ class Elected : public ::testing::Test {
   const TempFolder folder_;
   std::unique_ptr<EtcdServer> etcd_;
   std::string scheme_ = "etcd://";
+  std::string other_endpoints_;     // before the one that serves, each with a comma behind it
   std::vector<std::string> trust_;  // flags of all
   std::map<int, std::unique_ptr<PipedProcess>> coordinators_;
   std::map<int, std::unique_ptr<PipedProcess>> agents_;
@@ -283,6 +286,25 @@ TEST_F(Elected, UnderTlsAndAsAUserWhoMayDoNoMore) {
   EXPECT_EQ(other.Wait(Within(20)), 85) << other.seen();
   EXPECT_THAT(other.seen(), HasSubstr("etcd refuses: "));
   EXPECT_THAT(other.seen(), HasSubstr("permission denied"));
+}
+
+// Of three servers one is gone and one takes connections and says nothing.
+TEST_F(Elected, ServersOfEtcdThatAreDeadOrSilentAreDoneWithout) {
+  MasterPorts ports("127.0.0.1");
+  const std::string dead = "127.0.0.1:" + std::to_string(ports.Of(1).value());
+  const UniqueFd silent = ListenOn(*NumericAddress({"127.0.0.1", 0})).value();
+  other_endpoints_ = dead + "," + SocketAddress::Local(silent.get())->host_port().text() + ",";
+  Lead(1, kShort);
+  PipedProcess& next = StandBy(2, kShort);
+  StartAgents();
+
+  coordinators_.at(1)->Kill();
+  ASSERT_NE(next.LineWith("goes on with job job at generation 1", Within(30)), "") << Seen();
+  AwaitCoordinatorAtAgents();
+  ASSERT_TRUE(AllTrain(4, 1, LastRound() + 20)) << Seen();
+  EndTraining();
+  AllAgentsEndWith(0);
+  EXPECT_EQ(next.Wait(Within(20)), 0) << next.seen();
 }
 
 TEST_F(Elected, NonsenseIsRefusedInOneLine) {
