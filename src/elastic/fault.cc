@@ -28,6 +28,17 @@ std::string_view FaultClassName(FaultClass fault_class) {
   return "unknown";
 }
 
+std::string HowItEnded(const ProcessEnd& end) {
+  if (end.signal == 0) return fmt::format("exit code {}", end.code);
+  return fmt::format("killed by signal {}{}", end.signal,
+                     end.out_of_memory ? ", out of memory" : "");
+}
+
+FaultClass ClassOf(const ProcessEnd& end) {
+  if (end.clean()) return FaultClass::kEarlyExit;
+  return end.out_of_memory ? FaultClass::kResource : FaultClass::kCrash;
+}
+
 uint64_t FaultRoot(FaultClass fault_class, std::string_view what, uint32_t phase) {
   const Sha256Digest digest =
       Sha256(fmt::format("{}/{}/{}", FaultClassName(fault_class), what, phase));

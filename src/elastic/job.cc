@@ -112,9 +112,9 @@ void Job::On(const WorkerDying& event) {
   Slot* const slot = Present(event.slot, event.incarnation);
   if (slot == nullptr || slot->state != State::kActive || phase_ != JobPhase::kRunning) return;
   if (final_save_failed_) return;  // its WorkerEnded ends the job
-  const ProcessEnd end{.signal = event.signal};
+  const ProcessEnd end{.signal = event.signal, .out_of_memory = event.out_of_memory};
   FaultRecord fault =
-      MakeRecord(FaultClass::kCrash, event.slot, end, std::to_string(128 + event.signal), kInBody);
+      MakeRecord(ClassOf(end), event.slot, end, std::to_string(128 + event.signal), kInBody);
   fault.found_by = "death notice";
   slot->state = State::kKilled;
   slot->due = now_ + options_.respawn;

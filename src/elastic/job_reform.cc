@@ -8,15 +8,6 @@
 #include "outlast/elastic/job.h"
 
 namespace outlast {
-namespace {
-
-std::string HowItEnded(const ProcessEnd& end) {
-  return end.signal != 0 ? fmt::format("killed by signal {}", end.signal)
-                         : fmt::format("exit code {}", end.code);
-}
-
-}  // namespace
-
 // `before` is kKilled for whatever we had sent a signal to.
 void Job::EndedWhileRunning(int index, State before, bool joined, const ProcessEnd& end) {
   Slot& slot = slots_[index];
@@ -45,7 +36,7 @@ void Job::EndedWhileRunning(int index, State before, bool joined, const ProcessE
     slot.due = now_ + options_.early_exit_grace;
     return;
   }
-  const FaultClass fault_class = end.clean() ? FaultClass::kEarlyExit : FaultClass::kCrash;
+  const FaultClass fault_class = ClassOf(end);
   const int code = end.signal != 0 ? 128 + end.signal : end.code;
   // Whether it had reached the body is all that is known of the phase here.
   FaultRecord fault =

@@ -11,11 +11,6 @@ namespace {
 
 constexpr uint64_t kTimer = 1;
 
-std::string HowItEnded(const ProcessEnd& end) {
-  return end.signal != 0 ? fmt::format("killed by signal {}", end.signal)
-                         : fmt::format("exit code {}", end.code);
-}
-
 }  // namespace
 
 NodeAgent::NodeAgent(NodeOptions options)
@@ -98,8 +93,8 @@ void NodeAgent::On(const WorkerDying& event) {
   slot->state = State::kKilled;
   slot->due = now_ + options_.elastic.budget.respawn;
   slot->held = true;
-  const ProcessEnd end{.signal = event.signal};
-  Report(event.slot, FaultClass::kCrash, end, std::to_string(128 + event.signal), kInBody,
+  const ProcessEnd end{.signal = event.signal, .out_of_memory = event.out_of_memory};
+  Report(event.slot, ClassOf(end), end, std::to_string(128 + event.signal), kInBody,
          fmt::format("rank {}: {}", slot->rank, HowItEnded(end)));
 }
 
@@ -161,8 +156,7 @@ void NodeAgent::EndedInGeneration(int index, State before, bool joined, const Pr
     // one, waits for the coordinator's word.
     slot.held = !is_preparing() || slot.born > committed_;
   }
-  Report(index, end.clean() ? FaultClass::kEarlyExit : FaultClass::kCrash, end,
-         std::to_string(code), joined ? kInBody : 0,
+  Report(index, ClassOf(end), end, std::to_string(code), joined ? kInBody : 0,
          fmt::format("rank {}: {}{}", slot.rank, HowItEnded(end),
                      is_early ? " while others run" : ""));
 }
@@ -190,6 +184,7 @@ void NodeAgent::On(const TimerFired& event) {
 void NodeAgent::Report(int index, FaultClass fault_class, const ProcessEnd& end, std::string what,
                        uint32_t phase, std::string detail) {
   const Slot& slot = slots_[static_cast<size_t>(index)];
+  const bool died = fault_class == FaultClass::kCrash || fault_class == FaultClass::kResource;
   control::Fault fault{.rank = slot.rank,
                        .generation = slot.born > committed_ ? target_ : committed_,
                        .process = slot.incarnation,
@@ -199,7 +194,7 @@ void NodeAgent::Report(int index, FaultClass fault_class, const ProcessEnd& end,
                        .what = std::move(what),
                        .phase = phase,
                        .detail = std::move(detail),
-                       .plain = IsPlain(slot) || (slot.plain && fault_class == FaultClass::kCrash),
+                       .plain = IsPlain(slot) || (slot.plain && died),
                        .finished = slot.finished};
   const bool by_end = !end.clean() || fault_class == FaultClass::kEarlyExit;
   const std::string found_by = fault_class == FaultClass::kHang ? "watchdog: " + fault.what

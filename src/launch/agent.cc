@@ -23,6 +23,7 @@
 #include "launch/console.h"
 #include "launch/death_watch.h"
 #include "launch/node_side.h"
+#include "launch/oom_kills.h"
 #include "launch/preflight.h"
 #include "launch/process.h"
 #include "launch/run_dir.h"
@@ -45,6 +46,7 @@ constexpr int kExitControlLost = 84;
 // The first ranks start fresh, and the template after them: it must not take processors away from
 // their start. Once they have joined it starts at once.
 constexpr absl::Duration kTemplateDelay = absl::Seconds(1);
+constexpr absl::Duration kForgetOomKills = absl::Seconds(5);
 constexpr absl::Duration kFinishLimit = absl::Seconds(10);
 
 std::string JobNameOf(const LaunchOptions& options) {
@@ -105,6 +107,7 @@ class Agent final : public WorkerHost, private Vault {
     int rank = 0;
     pid_t pid = 0;
     bool signalled = false;  // by us: what happens to it from now on is an effect
+    bool out_of_memory = false;
     std::string error_path;
     bool is_told = false;  // a former agent's, which has told that it started
   };
@@ -125,6 +128,8 @@ class Agent final : public WorkerHost, private Vault {
   void OnGuardian();
   void On(WorkerStarted started);
   void On(const WorkerExited& exited);
+  ProcessEnd EndOf(Worker& worker, ProcessEnd end);
+  void ForgetOomKills();
   void On(const TreeGone& gone) { console_->Retire(gone.incarnation); }
   void On(const TreeStuck& stuck);
   void On(const TemplateNote& note);
@@ -164,7 +169,8 @@ class Agent final : public WorkerHost, private Vault {
   std::unique_ptr<Keeper> keeper_;
   std::unique_ptr<JobServices> services_;
   std::unique_ptr<StatusService> status_;  // asks all of the above
-  std::unique_ptr<DeathWatch> deaths_;     // reads the keeper's black boxes
+  OomKills oom_kills_;
+  std::unique_ptr<DeathWatch> deaths_;  // reads the keeper's black boxes
   UniqueFd signals_;
   MasterPorts ports_;
   std::map<int, Worker> workers_;                  // by slot
@@ -217,6 +223,7 @@ absl::Status Agent::SetUp() {
   status_ =
       std::make_unique<StatusService>(*loop_, *keeper_, services_->monitor(), *ledger_, record_);
   OUTLAST_RETURN_IF_ERROR(ServeStatus());
+  ForgetOomKills();
   if (!options_.template_command.empty())
     loop_->RunAfter(kTemplateDelay, [this] { StartTemplate(); });
   return StartKeeper();
@@ -628,7 +635,9 @@ absl::StatusOr<RunDir::LogFiles> Agent::TakeLogs(const SpawnWorker& worker, int 
 // is made ready. Of several nodes the coordinator says which rank the successor will have.
 void Agent::OnDying(int slot, uint64_t incarnation, int signal) {
   const int faults = keeper_->faults();
-  keeper_->OnWorkerDying(slot, incarnation, signal);
+  Worker* worker = Find(slot, incarnation);
+  if (worker == nullptr) return;
+  keeper_->OnWorkerDying(slot, incarnation, EndOf(*worker, {.signal = signal}));
   if (keeper_->faults() == faults || end_.has_value() || options_.nodes) return;
   // What fails here fails again, and is told, at the spawn.
   if (auto logs = run_dir_.OpenLogs(generation_ + 1, slot); logs.ok())
@@ -677,10 +686,24 @@ void Agent::On(WorkerStarted started) {
   ledger_->Started(worker->spawn, worker->rank, started.pid, keeper_->black_box(started.slot).fd());
 }
 
+// Asked twice of a death that is heard of before its end.
+ProcessEnd Agent::EndOf(Worker& worker, ProcessEnd end) {
+  end.by_us = worker.signalled;
+  if (end.signal == SIGKILL && !end.by_us && !worker.out_of_memory)
+    worker.out_of_memory = oom_kills_.Take();
+  end.out_of_memory = end.signal == SIGKILL && worker.out_of_memory;
+  return end;
+}
+
+void Agent::ForgetOomKills() {
+  oom_kills_.ForgetOld();
+  loop_->RunAfter(kForgetOomKills, [this] { ForgetOomKills(); });
+}
+
 void Agent::On(const WorkerExited& exited) {
   Worker* worker = Find(exited.slot, exited.incarnation);
   if (worker == nullptr) return;
-  const ProcessEnd end{exited.code, exited.signal, worker->signalled};
+  const ProcessEnd end = EndOf(*worker, {.code = exited.code, .signal = exited.signal});
   record_.Ended(exited.slot, worker->rank, exited.incarnation, end, exited.error);
   ledger_->Ended(exited.slot, std::exchange(worker->pid, 0), worker->spawn.generation, end);
   if (!exited.error.empty()) {

@@ -89,7 +89,7 @@ class Keeper::Impl {
   void Detach(KeeperExtension* extension) { std::erase(extensions_, extension); }
   void Dispatch(const JobEvent& event);
   void OnWorkerEnded(int slot, uint64_t incarnation, const ProcessEnd& end);
-  void OnWorkerDying(int slot, uint64_t incarnation, int signal);
+  void OnWorkerDying(int slot, uint64_t incarnation, const ProcessEnd& end);
   void Answer(int slot, uint64_t request, const absl::Status& status, std::string_view payload,
               std::span<const int> fds);
   void Send(int slot, const Message& message, std::span<const int> fds);
@@ -536,12 +536,12 @@ void Keeper::Impl::OnWorkerEnded(int number, uint64_t incarnation, const Process
   TellIfQuiet();
 }
 
-void Keeper::Impl::OnWorkerDying(int number, uint64_t incarnation, int signal) {
+void Keeper::Impl::OnWorkerDying(int number, uint64_t incarnation, const ProcessEnd& end) {
   if (!has_slot(number)) return;
   Slot& slot = At(number);
   if (!slot.alive || slot.incarnation != incarnation) return;
   ReadAll(number);
-  Dispatch(WorkerDying{number, incarnation, signal});
+  Dispatch(WorkerDying{number, incarnation, end.signal, end.out_of_memory});
 }
 
 // What it said before it ended comes first.
@@ -840,8 +840,8 @@ void Keeper::Dispatch(const JobEvent& event) { impl_->Dispatch(event); }
 void Keeper::OnWorkerEnded(int slot, uint64_t incarnation, const ProcessEnd& end) {
   impl_->OnWorkerEnded(slot, incarnation, end);
 }
-void Keeper::OnWorkerDying(int slot, uint64_t incarnation, int signal) {
-  impl_->OnWorkerDying(slot, incarnation, signal);
+void Keeper::OnWorkerDying(int slot, uint64_t incarnation, const ProcessEnd& end) {
+  impl_->OnWorkerDying(slot, incarnation, end);
 }
 void Keeper::Answer(int slot, uint64_t request, const absl::Status& status,
                     std::string_view payload, std::span<const int> fds) {

@@ -115,7 +115,7 @@ class Keeper {
   void Dispatch(const JobEvent& event);
   void OnWorkerEnded(int slot, uint64_t incarnation, const ProcessEnd& end);
   // Its death notice says so; OnWorkerEnded follows.
-  void OnWorkerDying(int slot, uint64_t incarnation, int signal);
+  void OnWorkerDying(int slot, uint64_t incarnation, const ProcessEnd& end);
 
   // Answers `request` of `slot`; dropped without a word when the worker is gone or the request was
   // answered (abort).

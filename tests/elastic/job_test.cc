@@ -219,6 +219,17 @@ TEST(Job, ADyingWorkerEndsTheGenerationAndIsRefilledWhenNothingOfItIsLeft) {
   EXPECT_EQ(bench.job.history().crashes, 1);
 }
 
+TEST(Job, AWorkerThatTheKernelTookTheMemoryFromIsNoCrash) {
+  Bench bench({.world = 2});
+  bench.EnterAll();
+  bench.Give(WorkerDying{1, bench.incarnation[1], SIGKILL, true});
+  ASSERT_EQ(bench.Last<RecordFault>().size(), 1u);
+  EXPECT_EQ(bench.Last<RecordFault>()[0].fault.fault_class, FaultClass::kResource);
+  EXPECT_EQ(bench.Last<RecordFault>()[0].fault.detail, "rank 1: killed by signal 9, out of memory");
+  EXPECT_EQ(bench.job.history().crashes, 0);
+  EXPECT_EQ(bench.job.history().resources, 1);
+}
+
 TEST(Job, ADyingWorkerWithoutRestartsEndsTheJobWithItsSignal) {
   Bench bench({.world = 2, .max_restarts = 0});
   bench.EnterAll();

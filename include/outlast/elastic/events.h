@@ -39,6 +39,7 @@ struct WorkerDying {
   int slot;
   uint64_t incarnation;
   int signal;
+  bool out_of_memory = false;  // ProcessEnd::out_of_memory
 };
 struct WorkerEnded {
   int slot;

@@ -23,8 +23,14 @@ struct ProcessEnd {
   int code = 0;        // exit code; meaningful when signal is 0
   int signal = 0;      // the signal that ended it, or 0
   bool by_us = false;  // we had sent that signal, or killed its tree: an effect, never a cause
+  bool out_of_memory = false;  // the kernel sent it, for want of memory
   bool clean() const { return code == 0 && signal == 0; }
 };
+
+// "killed by signal 9", "exit code 3".
+std::string HowItEnded(const ProcessEnd& end);
+// Of the end of a process that should have gone on, and that nobody here had asked for.
+FaultClass ClassOf(const ProcessEnd& end);
 
 // FaultRecord::found_by of a worker that did not come back for the next agent (Job::GoOn).
 inline constexpr char kFoundByAdoption[] = "adoption";
