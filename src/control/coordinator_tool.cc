@@ -33,7 +33,7 @@ struct Arguments {
   std::string nodes = "1", slots, spares, max_restarts, no_retry, retry, preempt_exit,
               early_exit_grace;
   TrustFlags trust;
-  std::string last_call, join, serve_late, grace, stop_within, preflight_peer_rate;
+  std::string last_call, join, serve_late, grace, stop_within, preflight_peer_rate, exclude_for;
   std::string etcd, lease;
   EtcdFlags etcd_flags;
   control::EtcdServers etcd_servers;
@@ -64,8 +64,8 @@ void Declare(CLI::App& app, Arguments& raw) {
       ->type_name("N");
   app.add_option("--preflight-peer-rate", raw.preflight_peer_rate,
                  "MB/s that a node's link is to carry each way, as agents measure it before they "
-                 "are given ranks; 0: it is only told (0)")
-      ->type_name("MB/S");
+                 "are given ranks, or 50% of the median of the other links; 0: it is only told (0)")
+      ->type_name("MB/S|%");
   app.add_option("--no-retry", raw.no_retry, "Worker exit codes that end the job (82,93)")
       ->type_name("CODES");
   app.add_option("--retry", raw.retry, "The only worker exit codes that are tried again (all)")
@@ -79,6 +79,9 @@ void Declare(CLI::App& app, Arguments& raw) {
   app.add_option("--last-call", raw.last_call, "How long the last nodes are waited for (5)")
       ->type_name("SECONDS");
   app.add_option("--join-timeout", raw.join, "How long MIN nodes are waited for (600)")
+      ->type_name("SECONDS");
+  app.add_option("--exclude-for", raw.exclude_for,
+                 "How long a node that is unfit is not taken (1800)")
       ->type_name("SECONDS");
   app.add_option("--grace", raw.grace, "SIGTERM to SIGKILL in a stop (15)")->type_name("SECONDS");
   app.add_option("--stop-within", raw.stop_within, "A stop in all (25)")->type_name("SECONDS");
@@ -126,10 +129,10 @@ absl::Status Complete(Arguments& raw) {
   int slots = 1, spares = 0;
   OUTLAST_RETURN_IF_ERROR(ReadInteger("-n", raw.slots, 1, 1 << 16, slots));
   OUTLAST_RETURN_IF_ERROR(ReadInteger("--spares", raw.spares, 0, 1 << 16, spares));
-  int peer_rate = 0;
-  OUTLAST_RETURN_IF_ERROR(
-      ReadInteger("--preflight-peer-rate", raw.preflight_peer_rate, 0, 1'000'000, peer_rate));
-  elastic.peer_rate_floor = peer_rate;
+  PeerRate peer_rate;
+  OUTLAST_RETURN_IF_ERROR(ReadPeerRate(raw.preflight_peer_rate, peer_rate));
+  elastic.peer_rate_floor = peer_rate.floor;
+  elastic.peer_rate_share = peer_rate.share;
   OUTLAST_RETURN_IF_ERROR(
       ReadInteger("--max-restarts", raw.max_restarts, 0, INT_MAX, job.max_restarts));
   OUTLAST_RETURN_IF_ERROR(ReadCodes("--no-retry", raw.no_retry, job.no_retry_codes));
@@ -145,6 +148,7 @@ absl::Status Complete(Arguments& raw) {
   elastic.terms = JobTerms(job, slots, nodes, spares);
   OUTLAST_RETURN_IF_ERROR(ReadSeconds("--last-call", raw.last_call, elastic.last_call));
   OUTLAST_RETURN_IF_ERROR(ReadSeconds("--join-timeout", raw.join, elastic.join));
+  OUTLAST_RETURN_IF_ERROR(ReadSeconds("--exclude-for", raw.exclude_for, elastic.exclude_for));
   OUTLAST_RETURN_IF_ERROR(CheckWaits(raw.last_call, elastic.last_call, raw.join, elastic.join));
   OUTLAST_RETURN_IF_ERROR(ReadSeconds("--grace", raw.grace, job.grace));
   OUTLAST_RETURN_IF_ERROR(ReadSeconds("--stop-within", raw.stop_within, job.stop_within));

@@ -41,6 +41,16 @@ absl::StatusOr<NodeCount> ParseNodeCount(const std::string& text) {
   return count;
 }
 
+absl::Status ReadPeerRate(const std::string& text, PeerRate& rate) {
+  if (text.empty() || text.back() != '%')
+    return ReadInteger("--preflight-peer-rate", text, 0, 1'000'000, rate.floor);
+  int percent = 0;
+  if (!ReadInteger("--preflight-peer-rate", text.substr(0, text.size() - 1), 1, 99, percent).ok())
+    return RefuseValue("--preflight-peer-rate", text, "MB/s, or 1% to 99%");
+  rate.share = percent / 100.0;
+  return absl::OkStatus();
+}
+
 absl::Status CheckWaits(const std::string& last_call_text, absl::Duration last_call,
                         const std::string& join_text, absl::Duration join) {
   if (join >= last_call) return absl::OkStatus();

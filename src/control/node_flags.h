@@ -23,6 +23,12 @@ struct NodeCount {
 // "4", or "2:4". kInvalidArgument: neither.
 absl::StatusOr<NodeCount> ParseNodeCount(const std::string& text);
 
+// --preflight-peer-rate: MB/s, or "50%" of the median of the other links.
+struct PeerRate {
+  int floor = 0;
+  double share = 0;
+};
+absl::Status ReadPeerRate(const std::string& text, PeerRate& rate);
 // kInvalidArgument: MIN nodes would be waited for no longer than the last ones. `last_call_text`
 // and `join_text`: --last-call and --join-timeout as they were given, empty where they were not.
 absl::Status CheckWaits(const std::string& last_call_text, absl::Duration last_call,

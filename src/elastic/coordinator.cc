@@ -24,7 +24,7 @@ Coordinator::Coordinator(ElasticOptions options, CoordinatorState state, const I
       state_(std::move(state)),
       run_id_(run_id),
       least_incarnation_(least_incarnation),
-      rates_(options_.peer_rate_floor) {}
+      rates_(options_.peer_rate_floor, options_.peer_rate_share) {}
 
 int Coordinator::absent() const {
   return static_cast<int>(std::count_if(

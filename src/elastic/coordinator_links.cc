@@ -75,16 +75,17 @@ void Coordinator::EndMeasurement(size_t index, double megabytes_per_second,
   const Measurement ended = measurements_[index];
   measurements_.erase(measurements_.begin() + static_cast<std::ptrdiff_t>(index));
   rates_.Note(ended.one, ended.other, megabytes_per_second);
-  const bool is_slow = rates_.IsSlow(megabytes_per_second);
+  const double wanted = rates_.Wanted(ended.one, ended.other);
+  const bool is_slow = megabytes_per_second < wanted;
   if (is_slow || megabytes_per_second == 0 || phase_ != CoordinatorPhase::kForming) {
     Emit(Announce{fmt::format(
         "peer bandwidth: {} and {}: {}{}", ended.one, ended.other, detail,
-        is_slow ? fmt::format("; at least {:g} MB/s wanted", options_.peer_rate_floor) : "")});
+        is_slow ? fmt::format("; at least {:.3g} MB/s wanted", wanted) : "")});
   }
   for (const std::string& node : Measurable()) {
     if (rates_.FitnessOf(node) != LinkRates::Fitness::kUnfit || !IsBeingJudged(node)) continue;
-    Exclude(node, fmt::format("preflight: peer bandwidth: {}, at least {:g} MB/s wanted",
-                              rates_.Describe(node), options_.peer_rate_floor));
+    Exclude(node, fmt::format("preflight: peer bandwidth: {}, at least {:.3g} MB/s wanted",
+                              rates_.Describe(node), rates_.LeastWanted(node)));
   }
   // Who was waited for may be taken now.
   if (phase_ == CoordinatorPhase::kReforming && stage_ == Stage::kWaiting) StartRound();

@@ -143,7 +143,7 @@ void Coordinator::Charge(const std::string& node, uint64_t agent, const control:
                      .node = node};
   record.victim = is_preparing() && fault.born <= state_.generation();
   const bool replaces = record.victim && state_.cause == control::Evidence::kPeer &&
-                        fault.evidence == control::Evidence::kSelf;
+                        fault.evidence == control::Evidence::kSelf && !fault.end.by_us;
   if (replaces) record.victim = false;
   const bool charged = !record.victim && !fault.end.by_us;
   const bool hardware = fault.fault_class == FaultClass::kHardware;
@@ -319,6 +319,8 @@ void Coordinator::TryForm() {
   if (!all_came && now_ < last_call_due_) return;
   if (const std::string links = rates_.Summary(); !links.empty())
     Emit(Announce{"peer bandwidth: " + links});
+  for (const std::string& odd : rates_.OddLinks())
+    Emit(Announce{"peer bandwidth: slower than others: " + odd});
   Reform("the first generation");
 }
 

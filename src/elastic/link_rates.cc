@@ -3,8 +3,14 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <limits>
 
 namespace outlast {
+namespace {
+
+constexpr size_t kFewestOthers = 3;
+
+}  // namespace
 
 void LinkRates::Note(const std::string& one, const std::string& other,
                      double megabytes_per_second) {
@@ -22,10 +28,50 @@ const LinkRates::Rates& LinkRates::Of(const std::string& node) const {
   return known == rates_.end() ? none : known->second;
 }
 
+std::vector<double> LinkRates::AllBut(const std::string& one, const std::string& other) const {
+  std::vector<double> all;
+  for (const auto& [node, rates] : rates_) {
+    for (const auto& [partner, rate] : rates) {
+      const bool is_theirs = (node == one && partner == other) || (node == other && partner == one);
+      if (node < partner && !is_theirs) all.push_back(rate);
+    }
+  }
+  std::sort(all.begin(), all.end());
+  return all;
+}
+
+double LinkRates::MedianWithout(const std::string& one, const std::string& other) const {
+  const std::vector<double> others = AllBut(one, other);
+  return others.size() < kFewestOthers ? 0 : others[others.size() / 2];
+}
+
+double LinkRates::Wanted(const std::string& one, const std::string& other) const {
+  return share_ == 0 ? floor_ : std::max(floor_, share_ * MedianWithout(one, other));
+}
+
+double LinkRates::LeastWanted(const std::string& node) const {
+  double least = std::numeric_limits<double>::infinity();
+  for (const auto& [partner, rate] : Of(node)) least = std::min(least, Wanted(node, partner));
+  return least;
+}
+
+std::vector<std::string> LinkRates::OddLinks() const {
+  std::vector<std::string> odd;
+  for (const auto& [node, rates] : rates_) {
+    for (const auto& [partner, rate] : rates) {
+      const double median = MedianWithout(node, partner);
+      if (partner < node || rate >= median / 2) continue;
+      odd.push_back(fmt::format("{} and {}: {:.4g} MB/s, the median of the {} others is {:.4g}",
+                                node, partner, rate, AllBut(node, partner).size(), median));
+    }
+  }
+  return odd;
+}
+
 bool LinkRates::HasGoodLink(const std::string& node) const {
   const Rates& rates = Of(node);
   return std::any_of(rates.begin(), rates.end(),
-                     [this](const auto& one) { return !IsSlow(one.second); });
+                     [&](const auto& one) { return one.second >= Wanted(node, one.first); });
 }
 
 LinkRates::Fitness LinkRates::FitnessOf(const std::string& node) const {
@@ -80,14 +126,8 @@ std::string LinkRates::Describe(const std::string& node) const {
 }
 
 std::string LinkRates::Summary() const {
-  std::vector<double> all;
-  for (const auto& [node, rates] : rates_) {
-    for (const auto& [partner, rate] : rates) {
-      if (node < partner) all.push_back(rate);
-    }
-  }
+  const std::vector<double> all = AllBut({}, {});
   if (all.empty()) return {};
-  std::sort(all.begin(), all.end());
   return fmt::format("{} link{}, {:.3g} to {:.3g} MB/s, median {:.3g}", all.size(),
                      all.size() == 1 ? "" : "s", all.front(), all.back(), all[all.size() / 2]);
 }

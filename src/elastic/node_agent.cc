@@ -213,6 +213,8 @@ void NodeAgent::Report(int index, FaultClass fault_class, const ProcessEnd& end,
                              .node = options_.node},
                    .budget_used = 0,
                    .budget = 0});
+  // It says that something else broke what it was in.
+  if (fault_class == FaultClass::kCrash && end.clean()) fault.evidence = control::Evidence::kPeer;
   faults_.push_back(fault);
   Send(std::move(fault));
 }

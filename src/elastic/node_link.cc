@@ -3,6 +3,7 @@
 
 #include <algorithm>
 
+#include "base/split_mix.h"
 #include "outlast/elastic/node_agent.h"
 
 namespace outlast {
@@ -50,7 +51,9 @@ void NodeAgent::LinkLost() {
   link_ = Link::kDown;
   beat_due_ = absl::InfiniteDuration();
   back_off_ = std::clamp(2 * back_off_, kFirstBackOff, kMostBackOff);
-  link_due_ = now_ + back_off_;
+  // Of which between the half and all, so that those who lost one coordinator do not come as one.
+  const uint64_t part = Mix(options_.incarnation + kGoldenGamma * ++link_tries_) % 501;
+  link_due_ = now_ + back_off_ / 1000 * static_cast<int64_t>(500 + part);
 }
 
 void NodeAgent::Drop(const std::string& reason) {

@@ -584,7 +584,9 @@ absl::Status Agent::TrySpawn(SpawnRequest& request) {
        .may_be_forked = is_template_started_,
        .master_port = MasterPortOf(place),
        .is_master = request.rank == 0}));
-  const std::string prefix = fmt::format("[{}] ", request.rank);
+  const std::string prefix = options_.nodes
+                                 ? fmt::format("[{} {}] ", options_.nodes->node, request.rank)
+                                 : fmt::format("[{}] ", request.rank);
   console_->Follow(worker.incarnation, logs.output_path, prefix, Console::Stream::kOutput);
   console_->Follow(worker.incarnation, logs.error_path, prefix, Console::Stream::kError);
   workers_[worker.slot] = {.spawn = worker, .rank = request.rank, .error_path = logs.error_path};

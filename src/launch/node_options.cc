@@ -32,6 +32,7 @@ absl::Status RefuseOnOneNode(const NodeFlags& flags) {
            {"--spares", flags.spares},
            {"--last-call", flags.last_call},
            {"--join-timeout", flags.join},
+           {"--exclude-for", flags.exclude_for},
            {"--preflight-peer-rate", flags.preflight_peer_rate},
            {"--peer-rate", flags.peer_rate},
            {"--peer-every", flags.peer_every},
@@ -133,10 +134,15 @@ void NodeFlags::Declare(CLI::App& app) {
                  "How long the last nodes are waited for, once there are MIN (5)")
       ->type_name("S");
   app.add_option("--join-timeout", join, "How long MIN nodes are waited for (600)")->type_name("S");
-  app.add_option("--preflight-peer-rate", preflight_peer_rate,
-                 "Of the node that leads: MB/s that a node's link is to carry each way, as it is "
-                 "measured before it is given ranks; 0: it is only told (0)")
-      ->type_name("MB/S");
+  app.add_option("--exclude-for", exclude_for,
+                 "Of the node that leads: how long a node that is unfit is not taken (1800)")
+      ->type_name("S");
+  app.add_option(
+         "--preflight-peer-rate", preflight_peer_rate,
+         "Of the node that leads: MB/s that a node's link is to carry each way, as it is "
+         "measured before it is given ranks, or 50% of the median of the other links; 0: it "
+         "is only told (0)")
+      ->type_name("MB/S|%");
   app.add_option("--peer-rate", peer_rate,
                  "How fast copies of snapshots go to another node, at most; 0: none do (200)")
       ->type_name("MB/S");
@@ -189,9 +195,9 @@ absl::StatusOr<std::optional<NodesOptions>> ReadNodes(const NodeFlags& flags, st
   OUTLAST_RETURN_IF_ERROR(ReadInteger("--spares", flags.spares, 0, 1 << 16, options.spares));
   OUTLAST_RETURN_IF_ERROR(ReadSeconds("--last-call", flags.last_call, options.last_call));
   OUTLAST_RETURN_IF_ERROR(ReadSeconds("--join-timeout", flags.join, options.join));
+  OUTLAST_RETURN_IF_ERROR(ReadSeconds("--exclude-for", flags.exclude_for, options.exclude_for));
   OUTLAST_RETURN_IF_ERROR(CheckWaits(flags.last_call, options.last_call, flags.join, options.join));
-  OUTLAST_RETURN_IF_ERROR(ReadInteger("--preflight-peer-rate", flags.preflight_peer_rate, 0,
-                                      1'000'000, options.preflight_peer_rate));
+  OUTLAST_RETURN_IF_ERROR(ReadPeerRate(flags.preflight_peer_rate, options.preflight_peer_rate));
   OUTLAST_RETURN_IF_ERROR(ReadPeerTier(flags, options.peers));
   OUTLAST_ASSIGN_OR_RETURN(options.trust, ReadTrust(flags.trust));
   return options;

@@ -14,15 +14,16 @@
 namespace outlast {
 
 struct NodesOptions {
-  NodeCount count;              // nodes that hold ranks
-  std::string coordinator;      // HOST:PORT, or etcd://HOST:PORT,...
-  control::EtcdServers etcd;    // of the latter
-  std::string node;             // this one's name
-  std::string advertise;        // HOST; empty: the address from which the coordinator is reached
-  int hint = -1;                // of this node's place in the first generation
-  int spares = 0;               // agents besides, that the first generation waits for
-  int preflight_peer_rate = 0;  // MB/s that a node's link is to carry; 0: whatever
+  NodeCount count;               // nodes that hold ranks
+  std::string coordinator;       // HOST:PORT, or etcd://HOST:PORT,...
+  control::EtcdServers etcd;     // of the latter
+  std::string node;              // this one's name
+  std::string advertise;         // HOST; empty: the address from which the coordinator is reached
+  int hint = -1;                 // of this node's place in the first generation
+  int spares = 0;                // agents besides, that the first generation waits for
+  PeerRate preflight_peer_rate;  // what a node's link is to carry
   absl::Duration last_call = absl::Seconds(5);
+  absl::Duration exclude_for = absl::Seconds(1800);
   absl::Duration join = absl::Seconds(600);
   Trust trust;
   PeerTierOptions peers{.bytes_per_second = 200'000'000, .every = absl::Seconds(1)};
@@ -30,7 +31,7 @@ struct NodesOptions {
 
 // The raw texts of the flags.
 struct NodeFlags {
-  std::string nodes, coordinator, node, advertise, spares, last_call, join;
+  std::string nodes, coordinator, node, advertise, spares, last_call, join, exclude_for;
   std::string preflight_peer_rate;
   std::string peer_rate, peer_every, peer_memory, failure_domain;
   std::string endpoint, rendezvous_id, rendezvous_backend, hint;  // torchrun's

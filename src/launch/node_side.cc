@@ -34,7 +34,9 @@ ElasticOptions ElasticOf(const LaunchOptions& options) {
   elastic.spare_slots = nodes.spares * slots;
   elastic.last_call = nodes.last_call;
   elastic.join = nodes.join;
-  elastic.peer_rate_floor = nodes.preflight_peer_rate;
+  elastic.exclude_for = nodes.exclude_for;
+  elastic.peer_rate_floor = nodes.preflight_peer_rate.floor;
+  elastic.peer_rate_share = nodes.preflight_peer_rate.share;
   return elastic;
 }
 

@@ -503,6 +503,57 @@ TEST(Coordinator, APeersErrorIsAVictimOnceTheCauseIsHeardOf) {
   EXPECT_EQ(history.crashes, 1);
 }
 
+TEST(Coordinator, AnExcludedNodeIsNotTakenWhoeverIsStartedAgainUntilItsTimeIsOver) {
+  ElasticOptions options = Desk::Options();
+  options.exclude_for = absl::Minutes(10);
+  Desk desk;
+  desk.coordinator = Coordinator(options, {}, Id128::FromName("run"));
+  desk.Give(StartEvent{});
+  desk.Form();
+  desk.Say(1, control::Fault{.rank = 0,
+                             .generation = 1,
+                             .process = 1,
+                             .born = 1,
+                             .fault_class = FaultClass::kHardware,
+                             .what = "unkillable"});
+  uint64_t stream = 2;
+  const auto let_it_try_again = [&] {
+    return desk.Hello(++stream, {.job = "job", .node = "a", .incarnation = stream, .capacity = 1});
+  };
+  const auto is_excluded = [](const std::vector<CoordinatorAction>& actions) {
+    const auto refused = Desk::RefusedIn(actions);
+    return refused && refused->kind == control::Refusal::kExcluded;
+  };
+
+  EXPECT_TRUE(is_excluded(let_it_try_again()));
+  desk.coordinator = Coordinator(options, desk.coordinator.state(), Id128::FromName("run"));
+  desk.Give(StartEvent{});
+  EXPECT_TRUE(is_excluded(let_it_try_again())) << "its journal says so";
+  desk.now += absl::Minutes(9);
+  EXPECT_TRUE(is_excluded(let_it_try_again()));
+
+  desk.now += absl::Minutes(2);
+  EXPECT_FALSE(is_excluded(let_it_try_again()));
+}
+
+// What an agent says of a rank that left its body because of something that nobody had aborted.
+TEST(Coordinator, ARankThatLeftForAnErrorOfItsPeersIsNotChargedForWhoDiedOfItself) {
+  Bench bench(Nodes(8, 8, 8));
+  ASSERT_TRUE(bench.RunsIn(1));
+  bench.Train();
+  bench.cluster.LeaveBody(0, 0);
+  ASSERT_TRUE(bench.Reforms());
+  ASSERT_EQ(bench.cluster.coordinator()->state().history.seen_faults.back().node, "n00");
+
+  bench.cluster.KillWorker(5, 0, {.signal = SIGSEGV});
+
+  ASSERT_TRUE(bench.cluster.Run(absl::Seconds(2), [&] {
+    return bench.cluster.coordinator()->state().history.seen_faults.back().node == "n05";
+  })) << bench.cluster.Story();
+  EXPECT_EQ(bench.cluster.coordinator()->state().history.crashes, 1);
+  ASSERT_TRUE(bench.RunsIn(2)) << bench.cluster.Story();
+}
+
 TEST(Coordinator, FaultsOfOlderGenerationsAreIgnoredAndCounted) {
   Desk desk;
   desk.Form();

@@ -70,6 +70,35 @@ TEST(LinkRates, WithoutAFloorWhoeverWasMeasuredIsFit) {
   EXPECT_EQ(rates.FitnessOf("a"), Fitness::kFit);
 }
 
+TEST(LinkRates, WithAShareTheMedianOfTheOthersSaysWhatIsSlow) {
+  LinkRates rates(0, 0.5);
+  rates.Note("a", "b", 1000);
+  rates.Note("c", "d", 90);
+  EXPECT_EQ(rates.FitnessOf("c"), Fitness::kFit) << "there are too few others to say more";
+  rates.Note("e", "f", 1200);
+  rates.Note("g", "h", 800);
+  EXPECT_EQ(rates.Wanted("c", "d"), 500) << "half of 1000";
+  for (const char* node : {"c", "d"}) EXPECT_EQ(rates.FitnessOf(node), Fitness::kUnknown) << node;
+  EXPECT_EQ(rates.FitnessOf("g"), Fitness::kFit);
+
+  rates.Note("c", "a", 95);
+  rates.Note("d", "b", 900);
+  EXPECT_EQ(rates.FitnessOf("c"), Fitness::kUnfit);
+  EXPECT_EQ(rates.FitnessOf("d"), Fitness::kFit);
+  EXPECT_EQ(rates.LeastWanted("c"), 450) << "of 95, 800, 900, 1000, 1200";
+}
+
+TEST(LinkRates, ThatAreOddAreNamedBesideTheMedianOfTheOthers) {
+  LinkRates rates(0);
+  rates.Note("a", "b", 1000);
+  rates.Note("c", "d", 90);
+  rates.Note("e", "f", 1200);
+  EXPECT_THAT(rates.OddLinks(), ::testing::IsEmpty()) << "there are too few";
+  rates.Note("g", "h", 800);
+  EXPECT_THAT(rates.OddLinks(),
+              ::testing::ElementsAre("c and d: 90 MB/s, the median of the 3 others is 1000"));
+}
+
 TEST(LinkRates, AreForgottenWithTheirNode) {
   LinkRates rates(100);
   rates.Note("a", "b", 900);

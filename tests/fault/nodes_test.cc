@@ -888,6 +888,37 @@ TEST_F(Nodes, APlainProgramIsRestartedWholeWhenOneRankFails) {
   EXPECT_THAT(found, UnorderedElementsAre("0 0", "1 0", "2 0", "3 0", "0 1", "1 1", "2 1", "3 1"));
 }
 
+// Case O06
+TEST_F(Nodes, EachLineSaysWhoseItIsAndTheReportHasTheOneCauseOfMuchNoise) {
+  const std::string script =
+      "if [ $RANK = 2 ]; then i=0; while [ $i -lt 40 ]; do echo \"cause $i\" >&2; i=$((i+1)); done;"
+      " while [ $(ls " +
+      folder_ + "/done* 2>/dev/null | wc -l) -lt 3 ]; do sleep 0.02; done; exit 9; fi; " +
+      "i=0; while [ $i -lt 10000 ]; do echo \"noise $i\"; i=$((i+1)); done; touch " +
+      Path("done$RANK") + "; exec sleep 600";
+  for (const int k : {1, 2})
+    Start(k, "2", {"--grace", "1", "--max-restarts", "0"}, {"sh", "-c", script});
+  for (const int k : {1, 2}) EndsWith(k, 9);
+
+  const std::regex known(R"(\[n[12] [0-3]\] (noise|cause) \d+|outlast: .*)");
+  for (const int k : {1, 2}) {
+    std::istringstream lines(agents_.at(k)->seen());
+    for (std::string line; std::getline(lines, line);)
+      ASSERT_TRUE(std::regex_match(line, known)) << line;
+  }
+  EXPECT_THAT(agents_.at(1)->seen(),
+              AllOf(HasSubstr("[n1 0] noise 9999\n"), HasSubstr("[n1 1] noise 9999\n")));
+  EXPECT_THAT(agents_.at(2)->seen(), HasSubstr("[n2 2] cause 39\n"));
+  const nlohmann::json faults = Report(1)["job_faults"], root = Report(2)["root"];
+  ASSERT_EQ(faults.size(), 1u) << faults;
+  EXPECT_EQ(faults[0]["rank"], 2);
+  EXPECT_EQ(faults[0]["node"], "n2");
+  EXPECT_EQ(root["rank"], 2);
+  EXPECT_EQ(root["end"]["code"], 9);
+  EXPECT_THAT(root["last_lines"].get<std::string>(), HasSubstr("cause 39"));
+  for (const auto& victim : Report(2)["victims"]) EXPECT_EQ(victim["how"], "stopped by us");
+}
+
 TEST_F(Nodes, WithoutRestartsAllAgentsEndWithTheFirstFailedWorkersCode) {
   for (const int k : {1, 2}) {
     Start(k, "2", {"--grace", "1", "--max-restarts", "0"},

@@ -180,10 +180,27 @@ TEST(ParseLaunchOptions, WithoutNodesTheJobIsOfThisMachine) {
 
 TEST(ParseLaunchOptions, ReadsANodesPartInAJobOfSeveral) {
   std::string help;
-  const auto options = ParseLaunchOptions(
-      {"--nnodes", "2:4", "--coordinator", "10.0.0.1:29400", "--job", "j7", "--node", "n1",
-       "--advertise", "10.0.0.2", "--spares", "1", "--node-rank", "3", "-n", "8", "--", "x"},
-      &help);
+  const auto options = ParseLaunchOptions({"--nnodes",
+                                           "2:4",
+                                           "--coordinator",
+                                           "10.0.0.1:29400",
+                                           "--job",
+                                           "j7",
+                                           "--node",
+                                           "n1",
+                                           "--advertise",
+                                           "10.0.0.2",
+                                           "--spares",
+                                           "1",
+                                           "--node-rank",
+                                           "3",
+                                           "--exclude-for",
+                                           "60",
+                                           "-n",
+                                           "8",
+                                           "--",
+                                           "x"},
+                                          &help);
   ASSERT_TRUE(options.ok()) << options.status();
   ASSERT_TRUE(options->nodes.has_value());
   EXPECT_EQ(options->nodes->count.min, 2);
@@ -192,6 +209,7 @@ TEST(ParseLaunchOptions, ReadsANodesPartInAJobOfSeveral) {
   EXPECT_EQ(options->nodes->node, "n1");
   EXPECT_EQ(options->nodes->advertise, "10.0.0.2");
   EXPECT_EQ(options->nodes->spares, 1);
+  EXPECT_EQ(options->nodes->exclude_for, absl::Seconds(60));
   EXPECT_EQ(options->nodes->hint, 3);
   EXPECT_EQ(options->job_id, "j7");
   EXPECT_EQ(options->job.world, 8);

@@ -249,6 +249,7 @@ class NodeAgent {
   Link link_ = Link::kDown;
   absl::Duration link_due_ = absl::InfiniteDuration();  // open again, or give up waiting
   absl::Duration back_off_ = absl::ZeroDuration();
+  uint64_t link_tries_ = 0;  // that failed
   absl::Duration beat_due_ = absl::InfiniteDuration();
   absl::Duration alone_due_ = absl::InfiniteDuration();  // the coordinator grace
   bool was_welcome_ = false;
