@@ -78,9 +78,9 @@ void Coordinator::EndMeasurement(size_t index, double megabytes_per_second,
   const double wanted = rates_.Wanted(ended.one, ended.other);
   const bool is_slow = megabytes_per_second < wanted;
   if (is_slow || megabytes_per_second == 0 || phase_ != CoordinatorPhase::kForming) {
-    Emit(Announce{fmt::format(
-        "peer bandwidth: {} and {}: {}{}", ended.one, ended.other, detail,
-        is_slow ? fmt::format("; at least {:.3g} MB/s wanted", wanted) : "")});
+    Emit(
+        Announce{fmt::format("peer bandwidth: {} and {}: {}{}", ended.one, ended.other, detail,
+                             is_slow ? fmt::format("; at least {:.3g} MB/s wanted", wanted) : "")});
   }
   for (const std::string& node : Measurable()) {
     if (rates_.FitnessOf(node) != LinkRates::Fitness::kUnfit || !IsBeingJudged(node)) continue;

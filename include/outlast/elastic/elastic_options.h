@@ -36,8 +36,8 @@ struct ElasticOptions {
   // MB/s that the link of a new agent is to carry, each way, with a partner of the job; 0: it is
   // measured, and told.
   double peer_rate_floor = 0;
-  double peer_rate_share = 0;  // and this share of the median of the other links
-  absl::Duration measure = absl::Seconds(8);       // one measurement
+  double peer_rate_share = 0;                 // and this share of the median of the other links
+  absl::Duration measure = absl::Seconds(8);  // one measurement
   absl::Duration measure_all = absl::Seconds(20);  // nobody waits longer for a node's link
 };
 
