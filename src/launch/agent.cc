@@ -200,8 +200,9 @@ absl::Status Agent::SetUp() {
   OUTLAST_ASSIGN_OR_RETURN(console_, Console::Start(STDOUT_FILENO, STDERR_FILENO));
   stacks_ = std::make_unique<StackTaker>(*loop_);
   if (estate_ != nullptr) {
-    OUTLAST_ASSIGN_OR_RETURN(ledger_,
-                             RunLedger::GoOn(*loop_, run_dir_.path(), estate_->memo.generation));
+    const auto lost_ns = PayloadReader(estate_->kept[kAgentLostKey].bytes).Int<int64_t>();
+    OUTLAST_ASSIGN_OR_RETURN(
+        ledger_, RunLedger::GoOn(*loop_, run_dir_.path(), estate_->memo.generation, lost_ns));
   } else {
     OUTLAST_ASSIGN_OR_RETURN(ledger_, RunLedger::Open(*loop_, run_dir_.path(), options_, run_id_));
     if (options_.preflight) LookAtOwnNode();

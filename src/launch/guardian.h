@@ -65,6 +65,9 @@ struct GuardianCommand {
 // Keys that the guardian itself understands.
 inline constexpr char kGuardianFileKey[] = "guardian.file";  // bytes: a path; removed at its end
 inline constexpr char kJobMemoKey[] = "job";                 // bytes: EncodeJobMemo
+// The guardian's own. Bytes: when the agent before this one was lost, CLOCK_MONOTONIC as an int64
+// of nanoseconds.
+inline constexpr char kAgentLostKey[] = "guardian.agent_lost";
 // A pipe that is readable once the reaper has ended; the agent keeps it.
 inline constexpr char kReaperKey[] = "guardian.reaper";
 

@@ -36,7 +36,9 @@ bool GuardianProcess::MayOutliveAgent() {
 void GuardianProcess::LoseAgent() {
   agent_ = Channel();
   agent_pid_ = 0;
-  adopt_due_ = MonotonicNanos() + absl::ToInt64Nanoseconds(command_.adopt_within);
+  const int64_t now = MonotonicNanos();
+  adopt_due_ = now + absl::ToInt64Nanoseconds(command_.adopt_within);
+  kept_[kAgentLostKey] = {PayloadWriter().Int(now).bytes(), {}};
   const auto job = DecodeJobMemo(kept_.at(kJobMemoKey).bytes);
   if (job.ok()) EndGenerationOf(job->generation);
 }

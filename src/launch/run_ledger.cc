@@ -59,7 +59,7 @@ absl::StatusOr<std::unique_ptr<RunLedger>> RunLedger::Open(EventLoop& loop,
 
 absl::StatusOr<std::unique_ptr<RunLedger>> RunLedger::GoOn(EventLoop& loop,
                                                            const std::string& run_dir,
-                                                           uint64_t generation) {
+                                                           uint64_t generation, int64_t lost_ns) {
   const std::string path = run_dir + "/ledger.bin";
   OUTLAST_ASSIGN_OR_RETURN(const LedgerRead former, ReadLedger(path));
   OUTLAST_ASSIGN_OR_RETURN(LedgerWriter writer, LedgerWriter::Open(path));
@@ -71,13 +71,14 @@ absl::StatusOr<std::unique_ptr<RunLedger>> RunLedger::GoOn(EventLoop& loop,
       known = std::max(known, step->start_ns);
     }
   }
+  const int64_t to_boottime_ns = ledger->boottime_minus_monotonic_ns_;
   ledger->Append(DetectedEntry{.time_ns = ledger->Now(),
-                               .last_progress_ns = 0,
+                               .last_progress_ns = lost_ns > 0 ? lost_ns + to_boottime_ns : 0,
                                .generation = generation,
                                .slot = -1,
                                .rank = -1,
-                               .step = 0,
-                               .fault_class = "agent lost",
+                               .step = -1,
+                               .fault_class = kAgentLost,
                                .found = "the next agent: the former one was killed"});
   ledger->timer_ = loop.RunAfter(kDrainInterval, [self = ledger.get()] { self->DrainAndRepeat(); });
   return ledger;

@@ -32,10 +32,11 @@ class RunLedger {
                                                          const std::string& run_dir,
                                                          const LaunchOptions& options,
                                                          const Id128& run_id);
-  // Goes on with the ledger of an agent that was killed while `generation` ran.
+  // Goes on with the ledger of an agent that was killed at `lost_ns` (CLOCK_MONOTONIC; 0: not
+  // known), while `generation` ran.
   static absl::StatusOr<std::unique_ptr<RunLedger>> GoOn(EventLoop& loop,
                                                          const std::string& run_dir,
-                                                         uint64_t generation);
+                                                         uint64_t generation, int64_t lost_ns);
   ~RunLedger();
 
   // A process that a former agent had started, and had said so.

@@ -377,6 +377,7 @@ void AddDetected(size_t run, const Invocation& invocation, Faults& faults) {
     it.fault_class = entry.fault_class;
     it.found = entry.found;
     it.is_planned = entry.fault_class == "preempt";
+    it.is_outage = entry.fault_class == kAgentLost;
     it.detected_ns = entry.time_ns;
     it.failed_ns =
         entry.last_progress_ns != 0 ? std::min(entry.last_progress_ns, entry.time_ns) : -1;
@@ -601,7 +602,13 @@ void PaintFault(const GroupKey& key, const Interruption& fault, const std::vecto
   const int64_t detected = fault.detected_ns;
   const int64_t run_end = runs[key.run].end;
   int64_t failed = fault.failed_ns;
-  if (const auto it = groups.find(key); it != groups.end() && it->second.first_begin) {
+  if (fault.is_outage) {
+    // Nobody died in a step: ranks tell themselves what of theirs was cut, and a program without
+    // steps went on with whatever it did.
+    painter.Paint(failed, fault.recovered_ns.value_or(run_end), JobState::kRecovery,
+                  Bit(JobState::kIdleHeld));
+    failed = detected;
+  } else if (const auto it = groups.find(key); it != groups.end() && it->second.first_begin) {
     const int64_t last_whole =
         std::min(it->second.last_end.value_or(*it->second.first_begin), detected);
     failed = std::max(failed, last_whole);
@@ -618,7 +625,7 @@ void PaintFault(const GroupKey& key, const Interruption& fault, const std::vecto
   const int64_t init_end = next_step.value_or(run_end);
   const int64_t recovered =
       std::clamp(fault.recovered_ns.value_or(init_end), detected, std::max(detected, init_end));
-  painter.Paint(detected, recovered, JobState::kRecovery);
+  if (!fault.is_outage) painter.Paint(detected, recovered, JobState::kRecovery);
   // A survivor may leave its unfinished step only now: that is no work either.
   painter.Paint(recovered, init_end, JobState::kInit,
                 Bit(JobState::kIdleHeld) | Bit(JobState::kUnknown) | Bit(JobState::kLostWork));
@@ -709,7 +716,7 @@ GoodputRatios RatiosOf(const Timeline& timeline, std::optional<double> mfu) {
   int64_t unplanned = 0, unattended = 0, recovered = 0;
   double restore_ns = 0;
   for (const Interruption& each : timeline.interruptions) {
-    if (each.is_recovered()) {
+    if (each.first_step_ns) {
       ++recovered;
       restore_ns += static_cast<double>(*each.first_step_ns - each.detected_ns);
     }

@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "launch/adoption.h"
+#include "meter/report.h"
 #include "tests/fault/launched.h"
 
 namespace outlast {
@@ -195,6 +196,31 @@ TEST_F(Adopt, JoinedTrainersKeepTheirProcessesAndTheirState) {
   EXPECT_EQ(job.Report()["generations"], 2);
   EXPECT_EQ(job.Report()["restarts"], 0);
   EXPECT_FALSE(std::filesystem::exists(job.Path("outlast-runs/guardian-run.json")));
+}
+
+TEST_F(Adopt, TheReportShowsAnOutageWithoutLostWork) {
+  constexpr int kSteps = 60;
+  Start(Trainer(kSteps, kOnlyAtTheEnd));
+  ASSERT_TRUE(AwaitStep(1, 25));
+  const std::string run_dir = job.Path("outlast-runs/latest");
+  KillAgent();
+  const int64_t killed = MonotonicNanos();
+  Clock::Real().SleepFor(absl::Milliseconds(400));  // the outage
+  const int64_t outage = MonotonicNanos() - killed;
+  ASSERT_EQ(Run(Trainer(kSteps, kOnlyAtTheEnd)), 0) << job.Read("err");
+
+  const auto report = BuildReport({{run_dir}});
+
+  ASSERT_TRUE(report.ok()) << report.status();
+  ASSERT_EQ(report->timeline.interruptions.size(), 1u);
+  const Interruption& it = report->timeline.interruptions[0];
+  EXPECT_EQ(it.fault_class, "agent lost");
+  EXPECT_EQ(it.step, -1);
+  EXPECT_EQ(it.steps_lost, 0);
+  EXPECT_GE(it.detected_ns - it.failed_ns, outage);
+  EXPECT_GE(report->timeline.in(JobState::kRecovery), outage * 9 / 10);  // but a step in flight
+  EXPECT_LT(report->timeline.in(JobState::kLostWork), outage / 2);
+  EXPECT_EQ(report->timeline.in(JobState::kHangWait), 0);
 }
 
 TEST_F(Adopt, AgainWhenTheNextAgentIsKilledToo) {

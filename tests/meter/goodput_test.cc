@@ -121,6 +121,57 @@ TEST(Goodput, LosesAnUnfinishedStepWithItsDataWaitUpToTheLastProgress) {
   EXPECT_EQ(it.steps_lost, 0);
 }
 
+// Killed at 52 s, in step 4; its ranks left that at 53, and waited for the agent that came at 90.
+LedgerBuilder LostAgent() {
+  LedgerBuilder ledger;
+  ledger.Up(0, 1).Steps(10, 1, 0, 4, 10);
+  StepEntry left = LedgerBuilder::Step(50, 1, 4, 3);
+  left.flags = kStepAborted;
+  ledger.Add(left).Detected(90, 52, 1, -1, -1, kAgentLost, "the next agent");
+  ledger.Add(CommitEntry{.time_ns = Nanos(91), .generation = 2, .world = 1});
+  return ledger;
+}
+
+TEST(Goodput, OfALostAgentIsAnOutageAndNoLostWork) {
+  const Timeline timeline = LostAgent().Steps(93, 2, 5, 2, 10).Build();
+  ExpectParts(timeline, {{JobState::kInit, 10 + 2},
+                         {JobState::kProductive, 43 + 20},
+                         {JobState::kRecovery, 91 - 53}});
+  const Interruption& it = timeline.interruptions.at(0);
+  EXPECT_EQ(it.detected_ns - it.failed_ns, Nanos(38));
+  EXPECT_EQ(*it.first_step_ns, Nanos(93));
+  EXPECT_EQ(it.steps_lost, 0);
+  EXPECT_EQ(it.step, -1);
+  EXPECT_TRUE(it.is_recovered());
+  EXPECT_FALSE(it.is_unattended()) << "somebody started the next agent";
+}
+
+TEST(Goodput, OfALostAgentLosesTheStepThatIsRunAgain) {
+  const Timeline timeline = LostAgent().Steps(93, 2, 4, 3, 10).Build();
+  ExpectParts(timeline, {{JobState::kInit, 10 + 2},
+                         {JobState::kProductive, 40 + 30},
+                         {JobState::kLostWork, 3},
+                         {JobState::kRecovery, 91 - 53}});
+}
+
+TEST(Goodput, OfALostAgentKeepsTheStepsThatRanksMadeMeanwhile) {
+  // A rank that nobody could tell went on to 80.
+  LedgerBuilder ledger;
+  ledger.Up(0, 1).Steps(10, 1, 0, 7, 10).Detected(90, 52, 1, -1, -1, kAgentLost, "the next agent");
+  ledger.Add(CommitEntry{.time_ns = Nanos(91), .generation = 2, .world = 1}).Steps(93, 2, 7, 1, 10);
+  ExpectParts(ledger.Build(),
+              {{JobState::kInit, 10 + 2}, {JobState::kProductive, 80}, {JobState::kRecovery, 11}});
+}
+
+TEST(Goodput, OfALostAgentSaysNothingOfProgramsWithoutSteps) {
+  LedgerBuilder ledger;
+  ledger.Up(0, 1).Detected(90, 52, 1, -1, -1, kAgentLost, "the next agent");
+  ledger.Add(CommitEntry{.time_ns = Nanos(91), .generation = 2, .world = 1}).End(100);
+  const Timeline timeline = ledger.Build();
+  ExpectParts(timeline, {{JobState::kInit, 100}});
+  EXPECT_TRUE(timeline.interruptions.at(0).is_recovered());
+}
+
 TEST(Goodput, KeepsAStepThatWasLeftEarlyWhenTrainingWentOnBehindIt) {
   // The abort came after step 3 was sealed: generation 2 goes on with step 4.
   LedgerBuilder ledger;

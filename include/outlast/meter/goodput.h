@@ -15,6 +15,10 @@
 // hang_wait; from the
 //   detection to the first new process or the new generation's COMMIT, whichever is first,
 //   recovery; then init, and restore where it was recorded, up to the first step.
+// - An agent that was lost and followed (--on-agent-death adopt) cost no rank: from its death to
+// the
+//   new generation's COMMIT nobody was in control, which is recovery, but for the steps that ranks
+//   still made. They are lost only where they are run again.
 // - warm_up: of the first three steps after a start, what exceeds the median of the next twenty by
 // more than a tenth of it
 //   (below that it is noise, which would only ever add).
@@ -68,6 +72,7 @@ struct Interruption {
   std::string fault_class;
   std::string found;
   bool is_planned = false;  // a pre-emption: not a failure
+  bool is_outage = false;   // the agent's alone: the ranks lived on, and the next agent found them
   int64_t failed_ns = 0;    // last progress
   int64_t detected_ns = 0;
   std::optional<int64_t> recovered_ns;   // first new process or COMMIT
@@ -78,8 +83,10 @@ struct Interruption {
   std::string
       source;  // where the state came from: "memory", "disk", "memory+disk"; empty: not known
 
-  bool is_recovered() const { return first_step_ns.has_value(); }
-  bool is_unattended() const { return is_recovered() && resumed_run == run; }
+  // Of an outage: programs without steps go on too.
+  bool is_recovered() const { return first_step_ns || (is_outage && recovered_ns); }
+  // By itself; the next agent is started by a person, or a service manager.
+  bool is_unattended() const { return is_recovered() && resumed_run == run && !is_outage; }
 };
 
 // A step of the job, over its ranks.

@@ -128,6 +128,9 @@ struct SectionEntry {
   bool operator==(const SectionEntry&) const = default;
 };
 
+// The class of an agent that was killed and followed by another one: last_progress_ns is when.
+inline constexpr char kAgentLost[] = "agent lost";
+
 // A fault was found, and ends `generation`.
 struct DetectedEntry {
   int64_t time_ns = 0;  // of the decision
