@@ -106,13 +106,14 @@ void AgentLink::Open() {
   });
 }
 
-// On the resolver's thread. Whoever cannot ask where it is goes where it was.
+// On the resolver's thread. Whoever cannot ask where it is, or may not any more, goes where it was.
 absl::StatusOr<AgentLink::Place> AgentLink::Locate(const HostPort& last) const {
   Place place;
   if (options_.find) {
     const auto found = options_.find();
-    if (!found.ok() && (!absl::IsUnavailable(found.status()) || last.port == 0))
-      return found.status();
+    const bool has_no_word =
+        absl::IsUnavailable(found.status()) || absl::IsFailedPrecondition(found.status());
+    if (!found.ok() && (!has_no_word || last.port == 0)) return found.status();
     OUTLAST_ASSIGN_OR_RETURN(place.endpoint, HostPort::Parse(found.ok() ? *found : last.text()));
   } else {
     OUTLAST_ASSIGN_OR_RETURN(place.endpoint, HostPort::Parse(options_.coordinator));
@@ -122,7 +123,10 @@ absl::StatusOr<AgentLink::Place> AgentLink::Locate(const HostPort& last) const {
 }
 
 void AgentLink::Located(const absl::StatusOr<Place>& place) {
-  if (!place.ok()) return Down(std::string(MessageOf(place.status())));
+  const std::string why(MessageOf(place.status()));
+  if (absl::IsFailedPrecondition(place.status()))
+    return RefuseLater(why);  // asking on mends nothing
+  if (!place.ok()) return Down(why);
   endpoint_ = place->endpoint;
   addresses_ = place->addresses;
   TryAddress();
@@ -190,10 +194,12 @@ void AgentLink::Hear(const control::Challenge& challenge) {
 }
 
 void AgentLink::Hello(const control::Hello& hello) {
-  if (stream_ == nullptr || !is_up_) return;
+  if (!is_up_) return;
   // Also to one that is not trusted: it says on its side what it thinks of us.
-  stream_->Send(
-      control::Greeting{hello, options_.token.Prove("agent", options_.job, their_nonce_, nonce_)});
+  if (stream_ != nullptr) {
+    stream_->Send(control::Greeting{
+        hello, options_.token.Prove("agent", options_.job, their_nonce_, nonce_)});
+  }
   if (refusal_) Post(attempt_, [this, refused = *refusal_] { ears_.on_said(refused); });
 }
 

@@ -17,7 +17,8 @@ namespace outlast {
 struct AgentLinkOptions {
   std::string coordinator;  // HOST:PORT
   // Asked instead where it is, before each attempt, on a thread of its own: it may move.
-  // kUnavailable: nobody could be asked; then it is sought where it was last.
+  // kUnavailable: nobody could be asked, kFailedPrecondition: and no retry mends that; then it is
+  // sought where it was last.
   std::function<absl::StatusOr<std::string>()> find;
   std::string job, node;
   JobToken token;
@@ -30,7 +31,8 @@ struct AgentLinkOptions {
 //
 // on_up comes when the coordinator has answered the challenge. One that did not prove the token,
 // that has none while this agent has, or that speaks another protocol: the answer to Hello is then
-// a Refused (kNever) that names it, and nothing that it says is passed on. on_down names each
+// a Refused (kNever) that names it, and nothing that it says is passed on. The same where `find`
+// was never answered and may not ask (kFailedPrecondition). on_down names each
 // address that was tried and what came of it. Destruction waits until what was sent is off the
 // wire, at most two seconds (and for a name server, or `find`, that is being asked).
 absl::StatusOr<std::unique_ptr<CoordinatorLink>> MakeAgentLink(EventLoop& loop,

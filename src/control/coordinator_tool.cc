@@ -30,8 +30,7 @@ constexpr int kStopSignals[] = {SIGTERM, SIGINT, SIGHUP, SIGUSR1, SIGUSR2};
 struct Arguments {
   CoordinatorHostOptions host;
   EtcdSeatOptions seat;
-  std::string nodes = "1", slots, spares, max_restarts, no_retry, retry, preempt_exit,
-              early_exit_grace;
+  std::string nodes, slots, spares, max_restarts, no_retry, retry, preempt_exit, early_exit_grace;
   TrustFlags trust;
   std::string last_call, join, serve_late, grace, stop_within, preflight_peer_rate, exclude_for;
   std::string etcd, lease;
@@ -55,7 +54,8 @@ void Declare(CLI::App& app, Arguments& raw) {
       ->type_name("SECONDS");
   app.add_option("--listen", raw.host.listen, "Where; port 0: any (127.0.0.1:0)")
       ->type_name("HOST:PORT");
-  app.add_option("--nnodes", raw.nodes, "Nodes that the job has (1)")->type_name("N|MIN:MAX");
+  app.add_option("--nnodes", raw.nodes, "Nodes that the job has; MAX 2 or more")
+      ->type_name("N|MIN:MAX");
   app.add_option("-n,--nproc-per-node", raw.slots, "Ranks of a node (1)")->type_name("N");
   app.add_option("--max-restarts", raw.max_restarts,
                  "Restarts since the last committed step, and 20 an hour at most; 0: never (3)")
@@ -141,7 +141,13 @@ absl::Status Complete(Arguments& raw) {
       ReadInteger("--preempt-exit", raw.preempt_exit, 0, 255, job.preempt_exit));
   OUTLAST_RETURN_IF_ERROR(
       ReadSeconds("--early-exit-grace", raw.early_exit_grace, job.early_exit_grace));
-  OUTLAST_ASSIGN_OR_RETURN(const NodeCount nodes, ParseNodeCount(raw.nodes));
+  NodeCount nodes;
+  if (!raw.nodes.empty()) {
+    OUTLAST_ASSIGN_OR_RETURN(nodes, ParseNodeCount(raw.nodes));
+  }
+  // Agents of a job of one node lead it themselves, and none would come.
+  if (nodes.max < 2)
+    return RefuseValue("--nnodes", raw.nodes, "as its agents have it, 2 or more, or MIN:MAX");
   elastic.membership.min_world = nodes.min * slots;
   elastic.membership.max_world = nodes.max * slots;
   elastic.spare_slots = spares * slots;

@@ -45,14 +45,20 @@ TEST(EtcdOver, IsReadBackAndNothingElseIs) {
     EXPECT_FALSE(EtcdOver::Parse(text)) << text;
 }
 
-TEST_F(ControlTest, AnAgentThatCanAskNobodyGoesWhereItsCoordinatorWasLast) {
+// Nobody answers, or the user has lost the right to ask while the job runs.
+class AskedAgain : public ControlTest, public ::testing::WithParamInterface<absl::StatusCode> {};
+INSTANTIATE_TEST_SUITE_P(Etcd, AskedAgain,
+                         ::testing::Values(absl::StatusCode::kUnavailable,
+                                           absl::StatusCode::kFailedPrecondition));
+
+TEST_P(AskedAgain, AnAgentThatCanAskNobodyGoesWhereItsCoordinatorWasLast) {
   ASSERT_TRUE(StartHost(HostOptions(1)).ok());
   const std::string address = host_->address();
   AgentLinkOptions link = LinkOptions(0);
   link.coordinator = "etcd";
   link.find = [address, first = true]() mutable -> absl::StatusOr<std::string> {
     if (std::exchange(first, false)) return address;
-    return absl::UnavailableError("no answer");
+    return absl::Status(GetParam(), "no answer");
   };
   StartNode(0, link);
   ASSERT_TRUE(AllOpen(1, 1));
@@ -67,6 +73,20 @@ TEST_F(ControlTest, AnAgentThatCanAskNobodyGoesWhereItsCoordinatorWasLast) {
     nodes_[0]->Give(WorkerEnded{0, 1, {}});
   });
   EXPECT_TRUE(loop_.WaitFor([&] { return ended_.size() == 1; }));
+}
+
+TEST_F(ControlTest, AnAgentThatMayNotAskIsRefusedAtOnce) {
+  AgentLinkOptions link = LinkOptions(0);
+  link.coordinator = "etcd";
+  link.find = []() -> absl::StatusOr<std::string> {
+    return absl::FailedPreconditionError("etcd refuses: h:1: invalid user ID or password");
+  };
+
+  StartNode(0, link);
+
+  EXPECT_TRUE(loop_.WaitFor([&] { return ended_.size() == 1; }));
+  EXPECT_EQ(ended_[0].exit_code, 85);
+  EXPECT_THAT(ended_[0].reason, HasSubstr("invalid user ID or password"));
 }
 
 class EtcdSeats : public ::testing::Test {
@@ -402,6 +422,8 @@ TEST_F(EtcdTrust, AUserReachesTheKeysThatItMayAndAStrangerIsRefused) {
       Write(*control::LoadEtcd(servers).value(), "/outlast/v1/job/key");
   EXPECT_EQ(guessed.outcome, Outcome::kRefused);
   EXPECT_THAT(guessed.why, HasSubstr("invalid user ID or password"));
+  EXPECT_THAT(guessed.why, HasSubstr(etcd.endpoint()));
+  EXPECT_THAT(guessed.why, HasSubstr("as user 'ada'"));
 
   etcd.Kill();  // it forgets its tokens
   etcd.Start();

@@ -307,6 +307,21 @@ TEST_F(Elected, ServersOfEtcdThatAreDeadOrSilentAreDoneWithout) {
   EXPECT_EQ(next.Wait(Within(20)), 0) << next.seen();
 }
 
+// Also one that would wait for its coordinator for ten minutes.
+TEST_F(Elected, AnAgentWhomEtcdRefusesEndsAtOnce) {
+  etcd_->WantUsers("ada", "job");
+  std::ofstream(Path("password")) << "guess\n";
+  std::filesystem::permissions(Path("password"), std::filesystem::perms::owner_read);
+  trust_ = {"--etcd-user", "ada", "--etcd-password-file", Path("password")};
+
+  StartAgent(1);
+
+  AllAgentsEndWith(85);
+  EXPECT_THAT(Seen(), HasSubstr("as user 'ada'"));
+  EXPECT_THAT(Seen(), HasSubstr("invalid user ID or password"));
+  EXPECT_THAT(Seen(), HasSubstr(etcd_->endpoint()));
+}
+
 TEST_F(Elected, NonsenseIsRefusedInOneLine) {
   const auto refuses = [](const std::vector<std::string>& flags, const std::string& line) {
     std::vector<std::string> command = {BuildFolder() / "outlast", "coordinator", "--job", "job"};

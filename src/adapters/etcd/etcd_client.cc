@@ -205,7 +205,7 @@ class GrpcEtcdClient final : public EtcdClient {
       if (status.error_code() == grpc::StatusCode::DEADLINE_EXCEEDED) server.Forget(channel);
       if (reply.outcome != Outcome::kUnreached) {
         SetFirst(index);
-        if (!reply.done()) reply.why = Words(server, status);
+        if (!reply.done()) reply.why = Words(server, status) + AsWhom();
         return reply;
       }
       tried += (tried.empty() ? "" : "; ") + Words(server, status);
@@ -258,6 +258,8 @@ class GrpcEtcdClient final : public EtcdClient {
     token_ = token;
     return status;
   }
+
+  std::string AsWhom() const { return user_.empty() ? "" : " (as user '" + user_ + "')"; }
 
   static std::string Words(const Server& server, const grpc::Status& status) {
     std::string text = status.error_message();
