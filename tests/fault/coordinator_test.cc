@@ -85,9 +85,9 @@ TEST_F(CoordinatorProcess, KilledAndRestartedItGoesOnWithTheSameGeneration) {
 }
 
 TEST_F(CoordinatorProcess, AnotherOneOnTheSameJournalIsRefused) {
-  StartCoordinator("1");
+  StartCoordinator("1:2");
   listen_ = "127.0.0.1:0";
-  const auto second = Coordinate("1");
+  const auto second = Coordinate("1:2");
   EXPECT_EQ(second->Wait(Within(10)), 85);
   EXPECT_THAT(second->seen(), HasSubstr("another coordinator has this journal (job job process "));
 }
@@ -95,9 +95,18 @@ TEST_F(CoordinatorProcess, AnotherOneOnTheSameJournalIsRefused) {
 TEST_F(CoordinatorProcess, AJournalOfAnotherJobIsRefused) {
   std::filesystem::create_directories(folder_ + "/journal");
   std::ofstream(folder_ + "/journal/coordinator.lock") << "job other\nprocess 1\n";
-  const auto coordinator = Coordinate("1");
+  const auto coordinator = Coordinate("1:2");
   EXPECT_EQ(coordinator->Wait(Within(10)), 85);
   EXPECT_THAT(coordinator->seen(), HasSubstr("of job other, this is job job"));
+}
+
+TEST_F(CoordinatorProcess, OfAJobOfOneNodeIsRefusedForNoAgentOfOneWouldCome) {
+  for (const char* nodes : {"1", "1:1"}) {
+    const auto coordinator = Coordinate(nodes);
+    EXPECT_EQ(coordinator->Wait(Within(10)), 85);
+    EXPECT_EQ(coordinator->seen(), std::string("outlast: coordinator: --nnodes '") + nodes +
+                                       "': as its agents have it, 2 or more, or MIN:MAX wanted\n");
+  }
 }
 
 TEST_F(CoordinatorProcess, ThatIsNotStartedAsTheJobsAgentsDoesNotGoOnWithIt) {
@@ -118,7 +127,7 @@ TEST_F(CoordinatorProcess, ThatIsNotStartedAsTheJobsAgentsDoesNotGoOnWithIt) {
 }
 
 TEST_F(CoordinatorProcess, OneThatSomebodyElseWroteBehindStepsDown) {
-  StartCoordinator("1");
+  StartCoordinator("1:2");
   std::ofstream(folder_ + "/journal/coordinator.journal", std::ios::app) << "x";
   StartAgents(0, 1);
   EXPECT_NE(coordinator_->LineWith("another one writes to it", Within(10)), "")
@@ -127,7 +136,7 @@ TEST_F(CoordinatorProcess, OneThatSomebodyElseWroteBehindStepsDown) {
 }
 
 TEST_F(CoordinatorProcess, AStoppedOneIsNoticedByItsAgents) {
-  StartCoordinator("1");
+  StartCoordinator("1:2");
   PipedProcess& agent = StartAgents(0, 1);
   ASSERT_NE(agent.LineWith("open 1", Within(10)), "");
 
@@ -149,18 +158,18 @@ TEST_F(CoordinatorProcess, AStoppedAgentIsLostAndTheOthersGoOn) {
 }
 
 TEST_F(CoordinatorProcess, StoppedBeforeAnybodyCameItEndsAtOnceAndItsJournalIsUsedUp) {
-  StartCoordinator("1", {"--serve-late", "600"});
+  StartCoordinator("1:2", {"--serve-late", "600"});
   coordinator_->Signal(SIGTERM);
   EXPECT_EQ(coordinator_->Wait(Within(10)), 81) << coordinator_->seen();
 
-  const auto again = Coordinate("1", {"--serve-late", "0"});
+  const auto again = Coordinate("1:2", {"--serve-late", "0"});
   EXPECT_EQ(again->Wait(Within(10)), 85);
   EXPECT_THAT(again->seen(), HasSubstr("it had ended before, with 81"));
   EXPECT_THAT(again->seen(), HasSubstr("a new job wants a new folder"));
 }
 
 TEST_F(CoordinatorProcess, ASecondSignalEndsTheWaitForLateAgents) {
-  StartCoordinator("1", {"--serve-late", "600"});
+  StartCoordinator("1:2", {"--serve-late", "600"});
   PipedProcess& agent = StartAgents(0, 1);
   ASSERT_NE(agent.LineWith("open 1", Within(10)), "");
   coordinator_->Signal(SIGTERM);
@@ -195,7 +204,7 @@ TEST_F(CoordinatorProcess, ManyWhoSayNothingDoNotStopItFromListening) {
   ASSERT_EQ(getrlimit(RLIMIT_NOFILE, &before), 0);
   const rlimit low{64, before.rlim_max};
   ASSERT_EQ(setrlimit(RLIMIT_NOFILE, &low), 0);
-  StartCoordinator("1");
+  StartCoordinator("1:2");
   ASSERT_EQ(setrlimit(RLIMIT_NOFILE, &before), 0);
   {
     std::vector<UniqueFd> silent;
@@ -224,7 +233,7 @@ TEST_F(CoordinatorProcess, RefusesNonsenseInOneLine) {
   EXPECT_EQ(coordinator->seen(),
             "outlast: coordinator: --nnodes '3:x': N or MIN:MAX is wanted, such as 4 or 2:4\n");
   const auto refuses = [&](const std::string& flag, const std::string& value) {
-    const auto other = Coordinate("1", {flag, value});
+    const auto other = Coordinate("1:2", {flag, value});
     EXPECT_EQ(other->Wait(Within(10)), 85) << flag << " " << value;
     EXPECT_THAT(other->seen(), HasSubstr(flag + " '" + value + "': "));
   };
