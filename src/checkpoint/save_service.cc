@@ -331,9 +331,11 @@ void SaveService::OnSaveEnded(const Save& begun, const absl::StatusOr<PersistRes
     KeepLast();
     options_.observer.on_durable(save.step, *result);
     keeper_.Dispatch(CheckpointCommitted{save.step});
+    if (nodes_) nodes_->OnSaved(save.step, absl::OkStatus());
     if (tier_) tier_->OnCommitted(save.step, result->checkpoint, result->bytes);
   } else {
     options_.observer.on_failed(save.step, result.status());
+    if (nodes_) nodes_->OnSaved(save.step, result.status());
     if (result.status().code() == absl::StatusCode::kAborted)
       keeper_.Dispatch(RootLost{std::string(MessageOf(result.status()))});
   }
@@ -451,7 +453,7 @@ void SaveService::AskForAutoSave() {
   auto_timer_.reset();
   if (writing_ || queued_) return;  // its end arms the timer again
   if (nodes_) {
-    nodes_->WantSave();
+    nodes_->WantAutoSave();
     auto_timer_ = keeper_.loop().RunAfter(kRetryOfNodes, [this] { AskForAutoSave(); });
     return;
   }
@@ -611,6 +613,12 @@ void SaveService::OnPersistCommon(const std::string& reason) {
     return QueueSave(std::move(save));
   }
   keeper_.Dispatch(StopPersisted{durable_step_, false});
+}
+
+bool SaveService::OnWantSave(const WantSave& want) {
+  if (!nodes_ || !opened_) return false;
+  nodes_->AwaitSave(want);
+  return true;
 }
 
 void SaveService::PersistLast(std::function<void(absl::Status)> done) {

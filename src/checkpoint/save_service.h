@@ -105,6 +105,7 @@ class SaveService final : public KeeperExtension {
   void OnWorkerEnded(int slot) override;
   bool is_saving() const override { return opened_ != nullptr && !buffers_.empty(); }
   void OnPersistCommon(const std::string& reason) override;
+  bool OnWantSave(const WantSave& want) override;
 
   // All workers have ended: writes the newest snapshot that all ranks have, if it is newer than
   // what is on disk, and calls `done`. Call it before destruction when a job ends otherwise than

@@ -193,6 +193,7 @@ void SaveService::Nodes::CleanUp() {
 void SaveService::Nodes::OnAbort(uint64_t generation) {
   if (copies_) copies_->OnAbort();
   const std::string reason = "the generation ended";
+  EndAwaitedSave(0, absl::UnavailableError(reason));
   aborted_ = std::max(aborted_, generation);
   if (lead_) lead_->OnAbort(generation, reason);
   if (member_) member_->OnAbort(generation, reason);

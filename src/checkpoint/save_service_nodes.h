@@ -78,7 +78,10 @@ class SaveService::Nodes {
   void Drop(int64_t step, const std::string& why);
   void StartSave(const Save& save);
   void TellOver(const Save& save, const absl::StatusOr<PersistResult>& result, bool is_final);
-  void WantSave();
+  void WantAutoSave() { Want(notice_); }
+  // One that the coordinator waits for.
+  void AwaitSave(const WantSave& want);
+  void OnSaved(int64_t step, const absl::Status& outcome);
 
   void OnAllChoose();
   void TellChoice(const RestoreChoice& choice);
@@ -137,7 +140,9 @@ class SaveService::Nodes {
   void MakeBuffers(const std::string& tables);
   void AssembleTables();
   void RefuseTables(const absl::Status& why);
-  void Want();
+  void Want(int64_t notice);
+  void PushAwaitedSave();
+  void EndAwaitedSave(int64_t step, const absl::Status& outcome);
   void SayCommon();
   void Decide(const std::vector<SealTally::Verdict>& verdicts);
   void Say(const StepDecided& decided);
@@ -227,6 +232,11 @@ class SaveService::Nodes {
   bool wants_choice_ = false;                 // all have asked, but the claim is not here yet
   static constexpr int64_t kFirstNotice = 2;  // steps
   int64_t wanted_step_ = kNoStep, notice_ = kFirstNotice;
+  struct AwaitedSave {
+    uint64_t number = 0;
+    int64_t from = kNoStep;  // this step, or a later one; none yet: nobody has restored
+  };
+  std::optional<AwaitedSave> awaited_save_;
 };
 
 }  // namespace outlast

@@ -420,6 +420,7 @@ void SaveService::Nodes::End(const Save& save, const absl::StatusOr<PersistResul
   of_.parent_ = result->checkpoint;
   of_.committed_here_ = true;
   of_.options_.observer.on_durable(save.step, *result);
+  OnSaved(save.step, absl::OkStatus());
   TellOver(save, result, true);
 }
 
@@ -484,11 +485,9 @@ void SaveService::Nodes::Take(const std::string& node, const PersistAsked& asked
   of_.QueueSave({common->step, common->generation, true, {}});
 }
 
-void SaveService::Nodes::WantSave() { Want(); }
-
 // A step that no rank has reached when word of it comes. Who missed it says nothing: so when this
 // node's ranks are well past it, a later one is wanted, with more notice.
-void SaveService::Nodes::Want() {
+void SaveService::Nodes::Want(int64_t notice) {
   if (!council_->is_open() || !has_restored_) return;
   const int64_t newest = of_.NewestStep();
   if (wanted_step_ != kNoStep && newest <= wanted_step_ + notice_) return;
@@ -496,8 +495,46 @@ void SaveService::Nodes::Want() {
     notice_ = std::min(2 * notice_, kLongestNotice);
     Decide(tally_.Skipped(wanted_step_, "a rank was past it when it was asked for"));
   }
-  wanted_step_ = newest + notice_;
+  wanted_step_ = newest + notice;
   council_->TellAll(StepWanted{wanted_step_});
+}
+
+void SaveService::Nodes::AwaitSave(const WantSave& want) {
+  of_.options_.observer.on_note(fmt::format("a step is saved now: {}", want.reason));
+  const bool is_pushed = awaited_save_.has_value();
+  awaited_save_ = AwaitedSave{.number = want.number};
+  if (!is_pushed) PushAwaitedSave();
+}
+
+// A save that is under way ends first: then a newer step is chosen than could be now.
+void SaveService::Nodes::PushAwaitedSave() {
+  constexpr absl::Duration kPause = absl::Milliseconds(20);
+  if (!awaited_save_) return;
+  if (!is_lead()) return EndAwaitedSave(0, absl::UnavailableError("the generation ended"));
+  of_.Hurry();
+  if (has_restored_) {
+    // Long steps are too dear for more notice than one; a rank that missed it is noticed.
+    const bool is_first = awaited_save_->from == kNoStep;
+    if (is_first) awaited_save_->from = of_.NewestStep();
+    if (!of_.writing_) Want(is_first ? 1 : notice_);
+  }
+  of_.keeper_.loop().RunAfter(kPause, [this, alive = alive_] {
+    if (*alive) PushAwaitedSave();
+  });
+}
+
+void SaveService::Nodes::OnSaved(int64_t step, const absl::Status& outcome) {
+  const bool is_it = awaited_save_ && awaited_save_->from != kNoStep && step > awaited_save_->from;
+  if (is_it) EndAwaitedSave(step, outcome);
+}
+
+void SaveService::Nodes::EndAwaitedSave(int64_t step, const absl::Status& outcome) {
+  if (!awaited_save_) return;
+  const AwaitedSave ended = *std::exchange(awaited_save_, std::nullopt);
+  of_.keeper_.Dispatch(WantedSaveEnded{.number = ended.number,
+                                       .durable = outcome.ok(),
+                                       .step = outcome.ok() ? step : 0,
+                                       .detail = std::string(MessageOf(outcome))});
 }
 
 void SaveService::Nodes::Take(const std::string&, const StepWanted& wanted) {

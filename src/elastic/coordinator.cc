@@ -59,6 +59,7 @@ void Coordinator::On(const StartEvent&) {
   Append(StartedRecord{is_new ? run_id_ : state_.run_id,
                        std::max(state_.incarnation + 1, least_incarnation_)});
   join_due_ = now_ + options_.join;
+  last_save_ = state_.incarnation << 32;  // no number of a former coordinator's comes again
   plain_.assign(static_cast<size_t>(state_.commit.map.world), false);
   for (const int rank : state_.commit.plain) plain_[static_cast<size_t>(rank)] = true;
   // Those who held ranks are expected back, with their workers.
@@ -144,10 +145,12 @@ void Coordinator::On(const HelloReceived& event) {
   agent.address = event.address;
   agent.peer_address = hello.peer_address;
   agent.measure_address = hello.measure_address;
+  agent.saves_on_request = hello.saves_on_request;
   if (is_new) {
     rates_.Forget(hello.node);
     if (!hello.measure_address.empty())
       agent.measured_due = measuring_until_ = now_ + options_.measure_all;
+    MayGrow();
   }
   agent.heard = now_;
   agent.lost_due = absl::InfiniteDuration();
@@ -239,6 +242,7 @@ void Coordinator::BringUpToDate(Agent& agent) {
     return;
   }
   if (state_.generation() > 0) SendCommit(agent);
+  if (save_ && IsLead(agent)) SendSave(agent);
   if (phase_ != CoordinatorPhase::kReforming) return;
   if (stage_ == Stage::kWaiting) {
     StartRound();
@@ -285,6 +289,8 @@ void Coordinator::Remove(std::string node, const std::string& reason) {
                             provisional_.Has(node, agent.incarnation) && !agent.leaving;
   if ((HasWork(agent) && !agent.bye && !agent.leaving) || was_prepared) {
     NodeLost(node, agent.incarnation, reason);
+  } else if (save_ && HasWork(agent)) {
+    EndSave(fmt::format("node {}: {}", node, reason));
   } else if (phase_ == CoordinatorPhase::kReforming && agent.concerned &&
              (stage_ == Stage::kPreparing || stage_ == Stage::kWaiting)) {
     StartRound();
@@ -360,7 +366,12 @@ void Coordinator::Hear(Agent& agent, const control::Leave& leave) {
   if (!RestCanGoOn()) return BeginStop(leave.signal, reason);
   leave_signal_ = leave.signal;
   // A batch system tells all nodes at once: then there is nobody to go on.
-  leave_due_ = std::min(leave_due_, now_ + std::min(options_.beat, leave.within / 4));
+  const absl::Duration stays = leave.stays > absl::ZeroDuration()
+                                   ? leave.stays
+                                   : std::min(leave.within, options_.budget.grace) / 2;
+  leave_due_ = std::min(leave_due_, now_ + std::min(options_.beat, stays / 4));
+  // The rest is for the end of its part in the generation.
+  agent.save_due = now_ + stays * 3 / 4;
 }
 
 // It has left the job; the job goes on.
@@ -376,7 +387,8 @@ void Coordinator::Hear(Agent&, const control::SaveReport& report) {
       if (!state_.final_save_failed.empty()) Append(SaveFailedRecord{state_.root_lost, ""});
       if (report.step <= state_.step_committed) return;
       Refund(report.step);
-      return TryGrow();
+      if (!save_) TryGrow();
+      return;
     case SaveOutcome::kRefused:
       return End(JobOutcome::kRefused, 0, report.detail);
     case SaveOutcome::kNothingRestores:
@@ -400,6 +412,8 @@ void Coordinator::Hear(Agent& agent, const control::Bye& bye) {
   }
   agent.bye = true;
   durable_ = durable_ || bye.durable;
+  // Its ranks have ended, and without them nothing is saved.
+  if (save_ && HasWork(agent)) EndSave(fmt::format("node {} has ended its ranks", agent.node));
 }
 
 // --- Membership ---
@@ -461,19 +475,7 @@ bool Coordinator::RestCanGoOn() const {
 void Coordinator::LookAtDeadlines() {
   LookAtAgents();
   LookAtMeasurements();
-  if (now_ >= leave_due_) {
-    leave_due_ = absl::InfiniteDuration();
-    const bool going_on = phase_ == CoordinatorPhase::kRunning ||
-                          phase_ == CoordinatorPhase::kSuspect ||
-                          phase_ == CoordinatorPhase::kReforming;
-    if (going_on && RestCanGoOn()) {
-      for (const auto& [node, agent] : agents_)
-        end_plain_ = end_plain_ || (agent.leaving && HoldsPlain(node, agent.incarnation));
-      Reform("a node leaves");
-    } else if (going_on) {
-      BeginStop(leave_signal_, "too few nodes stay");
-    }
-  }
+  LookAtChanges();
   for (size_t i = 0; i < early_exits_.size();) {
     if (early_exits_[i].due > now_) {
       ++i;
@@ -596,6 +598,7 @@ absl::Duration Coordinator::Nearest() const {
     return absl::InfiniteDuration();
   absl::Duration nearest =
       std::min({leave_due_, seal_due_, end_due_, tell_due_, NearestMeasurement()});
+  if (save_) nearest = std::min(nearest, save_->due);
   for (const auto& [node, agent] : agents_) {
     nearest = std::min({nearest, agent.lost_due, agent.prepare_due, agent.ack_due});
     if (agent.stream != 0) nearest = std::min(nearest, agent.heard + options_.beat_loss);
@@ -603,6 +606,7 @@ absl::Duration Coordinator::Nearest() const {
   for (const EarlyExit& exit : early_exits_) nearest = std::min(nearest, exit.due);
   if (phase_ == CoordinatorPhase::kForming)
     nearest = std::min({nearest, join_due_, last_call_due_});
+  if (phase_ == CoordinatorPhase::kRunning) nearest = std::min(nearest, grow_due_);
   if (phase_ == CoordinatorPhase::kReforming) {
     if (stage_ == Stage::kWaiting) nearest = std::min(nearest, wait_due_);
     if (stage_ == Stage::kPreparing) nearest = std::min(nearest, staged_due_);

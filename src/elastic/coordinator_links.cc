@@ -88,6 +88,7 @@ void Coordinator::EndMeasurement(size_t index, double megabytes_per_second,
                               rates_.Describe(node), rates_.LeastWanted(node)));
   }
   // Who was waited for may be taken now.
+  MayGrow();
   if (phase_ == CoordinatorPhase::kReforming && stage_ == Stage::kWaiting) StartRound();
 }
 
@@ -119,6 +120,7 @@ void Coordinator::LookAtMeasurements() {
     agent.measured_due = -absl::InfiniteDuration();
     is_over = true;
   }
+  if (is_over) MayGrow();
   if (is_over && phase_ == CoordinatorPhase::kReforming && stage_ == Stage::kWaiting) StartRound();
 }
 

@@ -233,6 +233,10 @@ void Coordinator::Reform(const std::string& reason) {
       phase_ != CoordinatorPhase::kSuspect && phase_ != CoordinatorPhase::kReforming) {
     return;
   }
+  if (save_) {
+    Emit(Announce{fmt::format("{}: no save is waited for any more: {}", save_->why, reason)});
+    save_.reset();
+  }
   reform_reason_ = reason;
   early_exits_.clear();
   if (!is_preparing()) {
@@ -329,9 +333,9 @@ void Coordinator::TryCommit() {
   for (const auto& [node, agent] : agents_) {
     if (!agent.concerned) continue;
     const bool answered = agent.prepared_round == round_;
-    if (agent.stream != 0 ? !answered
-                          : agent.lost_due != absl::InfiniteDuration() && HasWork(agent))
-      return;
+    const bool may_come_back =
+        agent.lost_due != absl::InfiniteDuration() && HasWork(agent) && !agent.leaving;
+    if (agent.stream != 0 ? !answered : may_come_back) return;
     if (agent.stream != 0 && !agent.staged && provisional_.Has(node, agent.incarnation)) return;
   }
   const std::vector<int> finished = FinishedRanks(provisional_);
@@ -434,8 +438,9 @@ void Coordinator::TryNext(const std::string& why) {
 void Coordinator::TryGrow() {
   if (phase_ != CoordinatorPhase::kRunning || !options_.may_grow) return;
   const auto map = Assign(Request(), options_.membership);
-  if (map.ok() && map->world > state_.commit.map.world)
-    Reform(fmt::format("grows from {} to {} ranks", state_.commit.map.world, map->world));
+  if (!map.ok() || map->world <= state_.commit.map.world) return;
+  no_growth_before_ = now_ + options_.grow_pause;
+  Reform(fmt::format("grows from {} to {} ranks", state_.commit.map.world, map->world));
 }
 
 // A rank is known by its place; who took over a dead one's has its number, unless the world shrank.

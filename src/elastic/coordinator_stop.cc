@@ -18,6 +18,7 @@ void Coordinator::BeginStop(int signal, const std::string& reason) {
   seal_due_ = now_ + std::min(budget.grace, budget.stop_within) - budget.abort_term;
   end_due_ = now_ + budget.stop_within + budget.reap + options_.beat_loss;
   leave_due_ = absl::InfiniteDuration();
+  save_.reset();
   for (auto& [node, agent] : agents_) agent.prepare_due = agent.ack_due = absl::InfiniteDuration();
   if (before == Phase::kRunning && !SomeStillJoin()) {
     AskAgents(newest_step_);
@@ -101,6 +102,7 @@ void Coordinator::End(JobOutcome outcome, int exit_code, const std::string& reas
   const JobOptions& budget = options_.budget;
   end_due_ = now_ + budget.stop_within + budget.reap + options_.beat_loss;
   seal_due_ = leave_due_ = absl::InfiniteDuration();
+  save_.reset();
   stop_.GiveUp();
   for (auto& [node, agent] : agents_) {
     agent.prepare_due = agent.ack_due = absl::InfiniteDuration();
@@ -142,6 +144,7 @@ void Coordinator::TryFinish() {
 void Coordinator::FinishAs(int exit_code, const std::string& reason) {
   Append(EndedRecord{exit_code, reason});
   phase_ = CoordinatorPhase::kDone;
+  save_.reset();
   for (const auto& [node, agent] : agents_) Send(agent, control::Done{exit_code, reason});
   Emit(FinishJob{exit_code, reason});
 }

@@ -37,6 +37,7 @@ void NodeAgent::On(const StreamUp&) {
                  .peer_address = options_.peer_address,
                  .measure_address = options_.measure_address,
                  .terms = options_.terms,
+                 .saves_on_request = true,
                  .run_id = run_id_,
                  .coordinator = coordinator_,
                  .generation = committed_}});
@@ -126,7 +127,14 @@ void NodeAgent::Hear(const control::Welcome& welcome) {
   for (const control::SaveReport& report : reports_) Send(report);
   reports_.clear();
   if (restored_) Send(*restored_);
-  if (leave_) Send(*leave_);
+  if (leave_) {
+    const auto rest = [this](absl::Duration due) {
+      return std::max(absl::ZeroDuration(), due - now_);
+    };
+    leave_->within = rest(farewell_due_);
+    if (seal_due_ != absl::InfiniteDuration()) leave_->stays = rest(seal_due_);
+    Send(*leave_);
+  }
 }
 
 void NodeAgent::Hear(const control::Refused& refused) {

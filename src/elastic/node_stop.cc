@@ -25,8 +25,12 @@ void NodeAgent::On(const StopAsked& event) {
   if (event.signal == SIGINT) ++interrupts_;
   const bool hurry = event.signal == SIGINT && interrupts_ >= 2;
   if (leave_ && !hurry) return;  // a second one changes nothing
-  const absl::Duration within = options_.elastic.budget.stop_within;
-  leave_ = control::Leave{.signal = event.signal, .hurry = hurry, .within = within};
+  const JobOptions& budget = options_.elastic.budget;
+  const absl::Duration within = budget.stop_within;
+  // SIGKILL comes at the grace, so what leads to it starts earlier.
+  const absl::Duration kill = std::min(budget.grace, within);
+  const absl::Duration stays = kill - std::min(budget.abort_term, kill / 2);
+  leave_ = control::Leave{.signal = event.signal, .hurry = hurry, .within = within, .stays = stays};
   Send(*leave_);
   if (hurry) {
     EndAll(ExitCodeOf(JobOutcome::kInterrupted), "asked twice", false);
@@ -39,12 +43,12 @@ void NodeAgent::On(const StopAsked& event) {
   // Whatever the coordinator says, or doesn't: the platform's time is this node's limit.
   farewell_due_ = now_ + within;
   if (committed_ == 0 && link_ != Link::kUp) {  // nothing ran, and there is nobody to agree with
-    return EndAll(StopCode(event.signal, false, options_.elastic.budget),
+    return EndAll(StopCode(event.signal, false, budget),
                   fmt::format("stopped (signal {})", event.signal), false);
   }
   if (stop_due_ == absl::InfiniteDuration()) {
-    kill_due_ = now_ + std::min(options_.elastic.budget.grace, within);
-    seal_due_ = kill_due_ - std::min(options_.elastic.budget.abort_term, (kill_due_ - now_) / 2);
+    kill_due_ = now_ + kill;
+    seal_due_ = now_ + stays;
   }
 }
 
@@ -134,6 +138,26 @@ void NodeAgent::On(const StopPersisted& event) {
   persist_due_ = absl::InfiniteDuration();
 }
 
+// --- Saves that the coordinator wants before it changes the world ---
+
+void NodeAgent::Hear(const control::Save& save) {
+  if (save.number == wanted_save_) {  // told again
+    if (saved_) Send(*saved_);
+    return;
+  }
+  wanted_save_ = save.number;
+  saved_.reset();
+  const bool trains = !stopping_ && save.generation == committed_ && committed_ > aborted_;
+  if (!trains) return On(WantedSaveEnded{save.number, false, 0, "its generation has ended"});
+  Emit(WantSave{save.number, save.reason});
+}
+
+void NodeAgent::On(const WantedSaveEnded& event) {
+  if (event.number != wanted_save_ || saved_) return;
+  saved_ = control::Saved{event.number, event.durable, event.step, event.detail};
+  Send(*saved_);
+}
+
 // --- Deadlines ---
 
 // S will not come: what all ranks have in memory is saved without their help.
@@ -167,6 +191,9 @@ void NodeAgent::EndStop() {
 }
 
 void NodeAgent::LookAtStop() {
+  // It has left, and its ranks are being ended already.
+  const bool has_left = leave_ && !stopping_ && committed_ > 0 && !is_preparing() && !is_member();
+  if (has_left) seal_due_ = absl::InfiniteDuration();
   if (now_ >= seal_due_) {
     if (!stopping_) BeginStop(leave_ ? leave_->signal : SIGTERM, kill_due_ - now_);
     EndStop();

@@ -146,6 +146,7 @@ class Keeper::Impl {
   void SendStop(int slot);
   bool is_saving() const;
   void Persist(const PersistCommon& persist);
+  void Save(const WantSave& want);
   void Arm(const ArmTimer& arm);
   void Disarm(uint64_t timer);
 
@@ -360,6 +361,7 @@ void Keeper::Impl::Do(const JobAction& action) {
             }
           },
           [&](const PersistCommon& persist) { Persist(persist); },
+          [&](const WantSave& want) { Save(want); },
           [&](const ArmTimer& arm) { Arm(arm); },
           [&](const DisarmTimer& disarm) { Disarm(disarm.timer); },
           [&](const RecordFault& record) {
@@ -507,6 +509,12 @@ bool Keeper::Impl::is_saving() const {
 void Keeper::Impl::Persist(const PersistCommon& persist) {
   if (!is_saving()) return Dispatch(StopPersisted{.step = 0, .durable = false});
   for (KeeperExtension* extension : extensions_) extension->OnPersistCommon(persist.reason);
+}
+
+void Keeper::Impl::Save(const WantSave& want) {
+  bool is_taken = false;
+  for (KeeperExtension* extension : extensions_) is_taken = is_taken || extension->OnWantSave(want);
+  if (!is_taken) Dispatch(WantedSaveEnded{.number = want.number, .durable = false});
 }
 
 void Keeper::Impl::Arm(const ArmTimer& arm) {

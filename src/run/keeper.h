@@ -79,6 +79,9 @@ class KeeperExtension {
   virtual bool is_saving() const = 0;
   // Persist the newest snapshot that all ranks have.
   virtual void OnPersistCommon(const std::string& reason) = 0;
+  // Of a job of several nodes, at the agent of rank 0: all ranks are to save a step that none has
+  // reached yet, and train on. True: a Dispatch(WantedSaveEnded) follows. False: it saves nothing.
+  virtual bool OnWantSave(const WantSave& want) = 0;
 };
 
 struct KeeperOptions {

@@ -47,6 +47,7 @@ class Monitor final : public KeeperExtension {
   void OnWorkerEnded(int slot) override;
   bool is_saving() const override { return false; }
   void OnPersistCommon(const std::string&) override {}
+  bool OnWantSave(const WantSave&) override { return false; }
 
   bool is_watching() const { return state_ != nullptr; }
   // A look at a slot for people, as the rank that it holds; its pace is left out while nothing is

@@ -11,20 +11,22 @@
 namespace outlast {
 namespace {
 
-const char* const kPhaseNames[] = {"forming",  "running", "suspect", "reforming",
-                                   "draining", "ending",  "done",    "stepped down"};
+const char* const kPhaseNames[] = {"forming", "running", "suspect",      "reforming", "draining",
+                                   "ending",  "done",    "stepped down", "saving"};
 const char* const kRoleNames[] = {"spare", "active", "preparing", "stopping"};
-const char* const kAgentMessages[] = {"BEAT",     "FAULT", "PREPARED",    "COMMITTED", "RESTORED",
-                                      "STOPPING", "LEAVE", "SAVE REPORT", "BYE",       "MEASURED"};
+const char* const kAgentMessages[] = {"BEAT",     "FAULT",    "PREPARED", "COMMITTED",
+                                      "RESTORED", "STOPPING", "LEAVE",    "SAVE REPORT",
+                                      "BYE",      "MEASURED", "SAVED"};
 const char* const kCoordinatorMessages[] = {"WELCOME", "REFUSED", "PREPARE", "COMMIT",
                                             "NEXT",    "STOP",    "GO",      "EXCLUDE",
-                                            "COLLECT", "DONE",    "MEASURE"};
+                                            "COLLECT", "DONE",    "MEASURE", "SAVE"};
 const char* const kCoordinatorEventNames[] = {"start",      "HELLO",           "stream lost", "",
                                               "stop asked", "journal refused", "timer"};
 const char* const kNodeEventNames[] = {
-    "start",    "stream up",     "stream down", "",        "joined", "staged",   "finished",
-    "stopped",  "dying",         "ended",       "verdict", "signal", "answered", "persisted",
-    "restored", "save reported", "timer"};
+    "start",    "stream up", "stream down", "",         "joined",        "staged",
+    "finished", "stopped",   "dying",       "ended",    "verdict",       "signal",
+    "answered", "persisted", "saved",       "restored", "save reported", "timer"};
+constexpr size_t kSaving = std::size(kPhaseNames) - 1;
 
 size_t IndexOf(const CoordinatorEvent& event) {
   const auto* said = std::get_if<AgentSaid>(&event);
@@ -163,7 +165,9 @@ void Cluster::Tell(int host, const CoordinatorEvent& event) {
   CoordinatorHost& at = coordinators_[static_cast<size_t>(host)];
   if (!at.machine || !error_.empty()) return;
   ++events_;
-  ++coverage_.coordinator[static_cast<size_t>(at.machine->phase())][IndexOf(event)];
+  const bool saves = at.machine->awaits_save();
+  const size_t state = saves ? kSaving : static_cast<size_t>(at.machine->phase());
+  ++coverage_.coordinator[state][IndexOf(event)];
   const auto* beat = std::get_if<AgentSaid>(&event);
   const bool is_dull = std::holds_alternative<TimerFired>(event) ||
                        (beat != nullptr && std::holds_alternative<control::Beat>(beat->message));
@@ -173,6 +177,10 @@ void Cluster::Tell(int host, const CoordinatorEvent& event) {
           kPhaseNames[static_cast<size_t>(at.machine->phase())],
           ClusterCoverage::CoordinatorEventName(IndexOf(event)),
           said != nullptr ? fmt::format("on stream {}", said->stream) : std::string());
+  }
+  if (beat != nullptr && saves && !at.is_foreign) {
+    if (const auto* saved = std::get_if<control::Saved>(&beat->message); saved && saved->durable)
+      promised_ = std::max(promised_, saved->step);
   }
   bool died = false;
   for (const CoordinatorAction& action : at.machine->Step(event, network_.now() + at.offset)) {
@@ -323,6 +331,11 @@ void Cluster::CheckCommit(const control::Commit& commit) {
     }
   }
   if (next != map.world) Fail("ranks that do not sum to the world");
+  const auto reaches = [this](const control::ResumeCandidate& resume) {
+    return resume.step >= promised_;
+  };
+  if (promised_ > 0 && std::none_of(commit.resume.begin(), commit.resume.end(), reaches))
+    Fail(fmt::format("step {}, which was saved before the world changed, is lost", promised_));
   if (commit.lead_address != map.runs.front().node + ":2")
     Fail(fmt::format("the lead {} is at '{}'", map.runs.front().node, commit.lead_address));
   if (commit.finished.empty() && !FitsWorld(map.world, options_.elastic.membership))
@@ -466,6 +479,7 @@ void Cluster::Do(int node, const NodeAction& action) {
                      Give(node, StopPersisted{step_, true});
                    });
                  },
+                 [&](const WantSave& want) { DoSave(node, want); },
                  [&](const ArmTimer& arm) {
                    const uint64_t serial = ++agent.timer;
                    const absl::Duration late =
@@ -604,6 +618,28 @@ void Cluster::Restore(int node, uint64_t generation, int candidate) {
                  [this, node, generation, candidate, ok] {
                    Give(node, RanksRestored{generation, candidate, ok, "chunk 3"});
                  });
+}
+
+// All ranks seal a step that none has reached, and it is written while they train on; a rank that
+// dies, or an abort, ends the save.
+void Cluster::DoSave(int node, const WantSave& want) {
+  if (!options_.commits) {
+    return network_.RunOn(host(node), Some(5), [this, node, number = want.number] {
+      Give(node, WantedSaveEnded{number, false});
+    });
+  }
+  if (std::exchange(lose_save_, false) || Moody(2)) return;
+  const bool fails = std::exchange(fail_save_, false) || Moody(2);
+  network_.RunOn(host(node), Some(3000), [this, node, number = want.number, fails, at = step_] {
+    if (!Agent(node).machine) return;
+    const bool ends = IsWhole() && Agent(node).machine->generation() == commits_.rbegin()->first &&
+                      Agent(node).machine->aborted() < Agent(node).machine->generation();
+    if (fails || !ends) return Give(node, WantedSaveEnded{number, false, 0, "no space"});
+    const int64_t step = std::max(at + 1, step_);
+    step_ = step;
+    Give(node, SaveReported{{control::SaveOutcome::kCommitted, step, ""}});
+    Give(node, WantedSaveEnded{number, true, step});
+  });
 }
 
 void Cluster::DoKill(int node, const outlast::KillWorker& kill) {

@@ -25,9 +25,10 @@ namespace outlast {
 
 // Which (state, event) pairs were seen.
 struct ClusterCoverage {
-  // Coordinator phases; agents: 0 spare, 1 active, 2 preparing, 3 stopping.
-  static constexpr size_t kPhases = 8, kRoles = 4;
-  static constexpr size_t kCoordinatorEvents = 17, kNodeEvents = 28;
+  // Coordinator phases, and one that awaits a save; agents: 0 spare, 1 active, 2 preparing, 3
+  // stopping.
+  static constexpr size_t kPhases = 9, kRoles = 4;
+  static constexpr size_t kCoordinatorEvents = 18, kNodeEvents = 30;
   std::array<std::array<int64_t, kCoordinatorEvents>, kPhases> coordinator{};
   std::array<std::array<int64_t, kNodeEvents>, kRoles> node{};
   static const char* PhaseName(size_t phase);
@@ -69,6 +70,12 @@ class Cluster {
   void LeaveBody(int node, int slot);  // kAborted, which nobody had asked for
   void ReportSave(int node, control::SaveOutcome outcome);
   void FailRestore() { fail_restore_ = true; }
+  // The next save that the coordinator wants never ends, or fails.
+  void LoseSave() { lose_save_ = true; }
+  void FailSave() { fail_save_ = true; }
+  int64_t step() const { return step_; }
+  // Of the newest save that the coordinator heard to be durable before it changed the world.
+  int64_t promised() const { return promised_; }
   void MisleadAgent(int node);  // its next stream leads to the coordinator of another run or job
   void PauseAgent(int node) { network_.Pause(host(node)); }
   void ResumeAgent(int node) { network_.Resume(host(node)); }
@@ -189,6 +196,7 @@ class Cluster {
   void DoGoStop(int node, const GoStop& go);
   void DoFinish(int node, const FinishJob& finish);
   void Restore(int node, uint64_t generation, int candidate);
+  void DoSave(int node, const WantSave& want);
 
   void OnWorker(int node, int slot, absl::Duration delay, std::function<void()> act);
   void FromWorker(int node, int slot, absl::Duration delay, std::function<void()> act);
@@ -219,6 +227,8 @@ class Cluster {
   std::vector<FaultRecord> faults_;
   std::set<std::pair<int, int>> cut_between_;
   bool fail_restore_ = false, faulty_ = true;
+  bool lose_save_ = false, fail_save_ = false;
+  int64_t promised_ = 0;
   int spawns_ = 0;
   int64_t events_ = 0;
   std::string error_;

@@ -183,6 +183,8 @@ class Schedule {
       case 21:
         return cluster_.LeaveBody(node, slot);
       case 22:
+        if (how % 3 == 1) return LoseSave(node, how / 3);
+        if (how % 3 == 2) return cluster_.FailSave();
         return cluster_.FailRestore();
       case 23:
         return cluster_.StartAgent(node);
@@ -196,6 +198,14 @@ class Schedule {
         if (how % 80 == 4) cluster_.ReportSave(node, control::SaveOutcome::kNothingRestores);
         return;
     }
+  }
+  void LoseSave(int node, uint64_t how) {
+    cluster_.LoseSave();
+    if (!stops_) return;
+    cluster_.Signal(node, SIGTERM);
+    if (how % 4 != 0) return;
+    cluster_.Run(absl::Seconds(2));
+    cluster_.StopJob(SIGTERM);
   }
   void Stop(int node, uint64_t how) {
     const int signals[] = {SIGTERM, SIGTERM, SIGUSR1, SIGINT, SIGHUP};
@@ -241,8 +251,9 @@ void Explain(uint64_t seed, bool all) {
 
 // Rows that cannot happen: a start is an event of a new machine; stops are answered while one is
 // under way; nobody speaks to a coordinator that has no generation yet of what comes after one, nor
-// to one that stepped down; a spare has no workers in a body. Three happen too rarely to be counted
-// on here, and have tests of their own: ending/stop asked, stopping/EXCLUDE, spare/EXCLUDE.
+// to one that stepped down; a spare has no workers in a body, and saves nothing. Some happen too
+// rarely to be counted on here, and have tests of their own: ending/stop asked, stopping/EXCLUDE,
+// spare/EXCLUDE, done/SAVED, saving/PREPARED, preparing/SAVE, stopping/SAVE.
 const std::set<std::string> kCannotHappen = {
     "running/start",     "suspect/start",      "reforming/start",     "draining/start",
     "ending/start",      "done/start",         "done/timer",          "forming/FAULT",
@@ -254,7 +265,9 @@ const std::set<std::string> kCannotHappen = {
     "active/answered",   "active/persisted",   "active/GO",           "preparing/start",
     "preparing/stopped", "preparing/answered", "preparing/persisted", "preparing/NEXT",
     "preparing/GO",      "stopping/start",     "stopping/NEXT",       "ending/stop asked",
-    "stopping/EXCLUDE",  "spare/EXCLUDE",
+    "stopping/EXCLUDE",  "spare/EXCLUDE",      "forming/SAVED",       "saving/start",
+    "saving/STOPPING",   "saving/PREPARED",    "spare/saved",         "spare/SAVE",
+    "done/SAVED",        "preparing/SAVE",     "stopping/SAVE",
 };
 
 // Prints how many (state, event) rows were seen; returns those that should have been and were not.

@@ -905,6 +905,159 @@ TEST(Coordinator, TermOnOneNodeLetsItLeaveAndTheOthersGoOn) {
   EXPECT_EQ(bench.cluster.coordinator()->state().faults, 0);
 }
 
+// --- Changes of the world on request ---
+
+bool IsSaid(const Cluster& cluster, const std::string& part) {
+  return std::any_of(cluster.trace().begin(), cluster.trace().end(), [&](const auto& line) {
+    return line.find("says: ") != std::string::npos && line.find(part) != std::string::npos;
+  });
+}
+// The lead has been asked too.
+bool Saves(Bench& bench) {
+  const bool is_asked = bench.cluster.Run(absl::Seconds(20), [&] {
+    return bench.cluster.coordinator_is_up() && bench.cluster.coordinator()->awaits_save();
+  });
+  bench.cluster.Run(absl::Milliseconds(500));
+  return is_asked;
+}
+
+TEST(Coordinator, BeforeANodeLeavesAllSaveAStepAndTheOthersGoOnFromIt) {
+  Bench bench(Nodes(8, 4, 8));
+  bench.cluster.StartTrace();
+  ASSERT_TRUE(bench.RunsIn(1));
+  bench.Train();
+  const int64_t step = bench.cluster.step();
+  bench.cluster.Signal(6, SIGTERM);
+  ASSERT_TRUE(bench.RunsIn(2, absl::Seconds(12)));
+  EXPECT_EQ(bench.cluster.newest_commit().map.world, 7);
+  EXPECT_GT(bench.cluster.promised(), step);
+  EXPECT_TRUE(IsSaid(bench.cluster, "node n06 leaves: step "));
+  bench.Train();
+  EXPECT_EQ(bench.cluster.exit_code(6), 86);
+  EXPECT_TRUE(bench.cluster.faults().empty());
+}
+
+TEST(Coordinator, ASpareTakesALeavingNodesRanksWithoutASaveBefore) {
+  Bench bench(Nodes(8, 7, 7));
+  ASSERT_TRUE(bench.RunsIn(1));
+  bench.Train();
+  bench.cluster.Signal(6, SIGTERM);
+  ASSERT_TRUE(bench.cluster.Run(absl::Seconds(2), [&] {
+    return bench.cluster.coordinator()->phase() == CoordinatorPhase::kReforming;
+  }));
+  ASSERT_TRUE(bench.RunsIn(2));
+  EXPECT_EQ(bench.cluster.newest_commit().map.world, 7);
+  EXPECT_EQ(bench.cluster.promised(), 0);
+}
+
+TEST(Coordinator, ANodeOfAJobThatSavesNothingLeavesAtOnce) {
+  ClusterOptions options = Nodes(8, 4, 8);
+  options.commits = false;
+  Bench bench(options);
+  bench.cluster.StartTrace();
+  ASSERT_TRUE(bench.RunsIn(1));
+  bench.cluster.Signal(6, SIGTERM);
+  ASSERT_TRUE(bench.RunsIn(2, absl::Seconds(3)));
+  EXPECT_FALSE(IsSaid(bench.cluster, "leaves"));
+}
+
+TEST(Coordinator, ASaveThatDoesNotEndHoldsALeavingNodeNoLongerThanItsRanksMayTrain) {
+  Bench bench(Nodes(8, 4, 8));
+  bench.cluster.StartTrace();
+  ASSERT_TRUE(bench.RunsIn(1));
+  bench.Train();
+  bench.cluster.LoseSave();
+  bench.cluster.Signal(6, SIGTERM);
+  ASSERT_TRUE(bench.RunsIn(2, absl::Seconds(13)));
+  EXPECT_TRUE(IsSaid(bench.cluster,
+                     "node n06 leaves without a save: the save did not end in "
+                     "time; "));
+  bench.Train();
+  EXPECT_EQ(bench.cluster.exit_code(6), 86);
+}
+
+TEST(Coordinator, ASaveThatFailsLetsANodeLeaveWithTheReasonSaid) {
+  Bench bench(Nodes(8, 4, 8));
+  bench.cluster.StartTrace();
+  ASSERT_TRUE(bench.RunsIn(1));
+  bench.cluster.FailSave();
+  bench.cluster.Signal(6, SIGTERM);
+  ASSERT_TRUE(bench.RunsIn(2));
+  EXPECT_TRUE(IsSaid(bench.cluster, "node n06 leaves without a save: no space; no step is saved"));
+}
+
+TEST(Coordinator, AFaultEndsTheWaitForASave) {
+  Bench bench(Nodes(8, 4, 8));
+  bench.cluster.StartTrace();
+  ASSERT_TRUE(bench.RunsIn(1));
+  bench.cluster.LoseSave();
+  bench.cluster.Signal(6, SIGTERM);
+  ASSERT_TRUE(Saves(bench));
+  bench.cluster.KillWorker(2, 0, kKill9);
+  ASSERT_TRUE(bench.RunsIn(2, absl::Seconds(5)));
+  EXPECT_TRUE(IsSaid(bench.cluster, "node n06 leaves: no save is waited for any more: rank "));
+  EXPECT_EQ(bench.cluster.newest_commit().map.world, 7);
+}
+
+TEST(Coordinator, ANodeThatDiesWhileItLeavesIsWaitedForNoLonger) {
+  Bench bench(Nodes(8, 4, 8));
+  bench.cluster.StartTrace();
+  ASSERT_TRUE(bench.RunsIn(1));
+  bench.cluster.LoseSave();
+  bench.cluster.Signal(6, SIGTERM);
+  ASSERT_TRUE(Saves(bench));
+  bench.cluster.CrashAgent(6);
+  ASSERT_TRUE(bench.RunsIn(2));
+  EXPECT_EQ(bench.cluster.newest_commit().map.world, 7);
+  EXPECT_EQ(bench.cluster.coordinator()->state().history.crashes, 0) << "it was to leave";
+}
+
+TEST(Coordinator, ARestartedOneHearsAgainWhoLeavesAndHasAStepSaved) {
+  Bench bench(Nodes(8, 4, 8));
+  ASSERT_TRUE(bench.RunsIn(1));
+  bench.cluster.LoseSave();
+  bench.cluster.Signal(6, SIGTERM);
+  ASSERT_TRUE(Saves(bench));
+  bench.cluster.CrashCoordinator();
+  bench.cluster.StartCoordinator();
+  ASSERT_TRUE(bench.RunsIn(2));
+  EXPECT_EQ(bench.cluster.newest_commit().map.world, 7);
+  EXPECT_GT(bench.cluster.promised(), 0);
+  bench.Train();
+  EXPECT_EQ(bench.cluster.exit_code(6), 86);
+}
+
+// Nothing else is committed in this time.
+TEST(Coordinator, NewcomersLetTheWorldGrowOnceAfterASave) {
+  Bench bench(Nodes(8, 4, 8), 6);
+  bench.cluster.StartTrace();
+  ASSERT_TRUE(bench.RunsIn(1));
+  const int64_t step = bench.cluster.step();
+  bench.cluster.StartAgent(6);
+  bench.cluster.Run(absl::Seconds(1));
+  bench.cluster.StartAgent(7);
+  ASSERT_TRUE(Saves(bench));
+  ASSERT_TRUE(bench.RunsIn(2));
+  EXPECT_EQ(bench.cluster.newest_commit().map.world, 8);
+  EXPECT_GT(bench.cluster.promised(), step);
+  EXPECT_TRUE(IsSaid(bench.cluster, "the world grows from 6 to 8 ranks: step "));
+}
+
+TEST(Coordinator, WhereNothingWasSavedTheWorldGrowsLater) {
+  Bench bench(Nodes(8, 4, 8), 7);
+  bench.cluster.StartTrace();
+  ASSERT_TRUE(bench.RunsIn(1));
+  bench.cluster.FailSave();
+  bench.cluster.StartAgent(7);
+  ASSERT_TRUE(Saves(bench));
+  ASSERT_TRUE(bench.cluster.Run(absl::Seconds(5),
+                                [&] { return !bench.cluster.coordinator()->awaits_save(); }));
+  EXPECT_EQ(bench.cluster.coordinator()->phase(), CoordinatorPhase::kRunning);
+  EXPECT_TRUE(IsSaid(bench.cluster, "the world grows from 7 to 8 ranks later: no space"));
+  ASSERT_TRUE(bench.RunsIn(2)) << "at the next committed step";
+  EXPECT_EQ(bench.cluster.newest_commit().map.world, 8);
+}
+
 TEST(Coordinator, TermOnOneNodeOfAJobThatNeedsAllStopsTheJob) {
   Bench bench(Nodes(8, 8, 8));
   ASSERT_TRUE(bench.RunsIn(1));
@@ -1024,6 +1177,92 @@ TEST(Coordinator, ASpareThatComesLaterIsMeasuredWithWhoeverIsThere) {
   const auto asked = MeasuresIn(desk.Come(3));
   ASSERT_EQ(asked.size(), 2u);
   EXPECT_EQ(asked.at(3).address, "a:3");
+}
+
+// What is asked to be saved, and on which stream; 0: nothing is.
+std::pair<uint64_t, control::Save> SaveIn(const std::vector<CoordinatorAction>& actions) {
+  for (const CoordinatorAction& action : actions) {
+    const auto* send = std::get_if<SendToAgent>(&action);
+    const auto* save = send == nullptr ? nullptr : std::get_if<control::Save>(&send->message);
+    if (save != nullptr) return {send->stream, *save};
+  }
+  return {};
+}
+
+// Nodes a and b train, one of which would do; b leaves.
+struct LeavingDesk : Desk {
+  explicit LeavingDesk(bool saves_on_request) {
+    ElasticOptions options = Options();
+    options.membership.min_world = 1;
+    coordinator = Coordinator(options, {}, Id128::FromName("run"));
+    Give(StartEvent{});
+    hello.saves_on_request = saves_on_request;
+    Desk::Hello(1, hello);
+    Desk::Hello(2, {.job = "job", .node = "b", .incarnation = 12, .capacity = 1});
+    for (const uint64_t stream : {1, 2})
+      Say(stream, control::Prepared{.generation = 1, .round = 1, .staged = true});
+    for (const uint64_t stream : {1, 2}) Say(stream, control::Committed{1});
+    for (const int rank : {0, 1}) {
+      Say(static_cast<uint64_t>(rank + 1),
+          control::Beat{.counter = 1, .ranks = {{rank, control::RankPhase::kJoined}}});
+    }
+    Say(2,
+        control::Leave{.signal = SIGTERM, .within = absl::Seconds(25), .stays = absl::Seconds(8)});
+    now += absl::Seconds(1);
+  }
+  control::Hello hello{.job = "job", .node = "a", .incarnation = 11, .capacity = 1};
+};
+
+TEST(Coordinator, AsksTheLeadForASaveAndAgainOnItsNextStream) {
+  LeavingDesk desk(true);
+  const auto [stream, save] = SaveIn(desk.Give(TimerFired{1}));
+  EXPECT_EQ(stream, 1u);
+  EXPECT_EQ(save.generation, 1u);
+  EXPECT_EQ(save.reason, "node b leaves");
+  const auto again = SaveIn(desk.Hello(3, desk.hello));
+  EXPECT_EQ(again.first, 3u);
+  EXPECT_EQ(again.second.number, save.number);
+  desk.Say(3, control::Saved{save.number - 1, true, 9});
+  EXPECT_EQ(desk.coordinator.phase(), CoordinatorPhase::kRunning) << "of another save";
+  desk.Say(3, control::Saved{save.number, true, 9});
+  EXPECT_EQ(desk.coordinator.phase(), CoordinatorPhase::kReforming);
+  EXPECT_EQ(desk.coordinator.state().step_committed, 9);
+}
+
+TEST(Coordinator, ASaveIsWaitedForThreeQuartersOfTheTimeThatRanksMayTrain) {
+  LeavingDesk desk(true);
+  desk.Give(TimerFired{1});
+  desk.now += absl::Milliseconds(1500);
+  for (int beats = 0; beats < 3; ++beats) {
+    for (const uint64_t stream : {1, 2}) desk.Say(stream, control::Beat{});
+    EXPECT_EQ(desk.coordinator.phase(), CoordinatorPhase::kRunning);
+    desk.now += absl::Seconds(1);
+  }
+  desk.now += absl::Milliseconds(500);
+  desk.Give(TimerFired{1});
+  EXPECT_EQ(desk.coordinator.phase(), CoordinatorPhase::kReforming);
+}
+
+TEST(Coordinator, WhatComesLateOrOutOfTurnChangesNothingOfASave) {
+  LeavingDesk desk(true);
+  const auto [stream, save] = SaveIn(desk.Give(TimerFired{1}));
+  desk.Say(1, control::Prepared{.generation = 1, .round = 1, .staged = true});
+  desk.Say(2, control::Saved{save.number, true, 9});
+  EXPECT_TRUE(desk.coordinator.awaits_save()) << "node b does not lead";
+  desk.Give(StopAsked{SIGTERM});
+  EXPECT_FALSE(desk.coordinator.awaits_save());
+  desk.Say(stream, control::Saved{save.number, true, 9});
+  EXPECT_EQ(desk.coordinator.phase(), CoordinatorPhase::kDraining);
+  for (const uint64_t each : {1, 2}) desk.Say(each, control::Bye{.generation = 1});
+  ASSERT_EQ(desk.coordinator.phase(), CoordinatorPhase::kDone);
+  desk.Say(stream, control::Saved{save.number, true, 9});
+  EXPECT_EQ(desk.coordinator.phase(), CoordinatorPhase::kDone);
+}
+
+TEST(Coordinator, AnAgentThatTakesNoSaveIsAskedForNone) {
+  LeavingDesk desk(false);
+  EXPECT_EQ(SaveIn(desk.Give(TimerFired{1})).first, 0u);
+  EXPECT_EQ(desk.coordinator.phase(), CoordinatorPhase::kReforming);
 }
 
 // How the coordinator wants a stop to be made; nullopt: it did not say.
@@ -1157,6 +1396,55 @@ struct Post {
   absl::Duration now = absl::Seconds(9);
   std::optional<FinishJob> over;
 };
+
+const control::Saved* SavedIn(const std::vector<NodeAction>& actions) {
+  for (const NodeAction& action : actions) {
+    const auto* send = std::get_if<SendToCoordinator>(&action);
+    const auto* saved = send == nullptr ? nullptr : std::get_if<control::Saved>(&send->message);
+    if (saved != nullptr) return saved;
+  }
+  return nullptr;
+}
+
+TEST(NodeAgent, HasAWantedSaveMadeOnceAndSaysAsOftenAsItIsAskedWhatBecameOfIt) {
+  Post post;
+  post.Train();
+  const control::Save save{.number = 7, .generation = 1, .reason = "node b leaves"};
+  EXPECT_TRUE(Post::Holds<WantSave>(post.Say(save)));
+  EXPECT_FALSE(Post::Holds<WantSave>(post.Say(save))) << "it is under way";
+  const auto told = post.Give(WantedSaveEnded{7, true, 40});
+  ASSERT_NE(SavedIn(told), nullptr);
+  EXPECT_EQ(SavedIn(told)->step, 40);
+  const auto again = post.Say(save);
+  EXPECT_FALSE(Post::Holds<WantSave>(again));
+  ASSERT_NE(SavedIn(again), nullptr);
+  EXPECT_TRUE(SavedIn(again)->durable);
+}
+
+TEST(NodeAgent, SavesNothingOfAGenerationThatItIsNotIn) {
+  Post post;
+  post.Train();
+  const auto told = post.Say(control::Save{.number = 7, .generation = 2});
+  EXPECT_FALSE(Post::Holds<WantSave>(told));
+  ASSERT_NE(SavedIn(told), nullptr);
+  EXPECT_FALSE(SavedIn(told)->durable);
+  EXPECT_EQ(SavedIn(told)->detail, "its generation has ended");
+}
+
+TEST(NodeAgent, SavesNothingMoreForAChangeWhileItUnwindsOrStops) {
+  const RankMap map{.runs = {{.node = "a", .incarnation = 1, .count = 1}}, .world = 1};
+  Post unwinds, stops;
+  unwinds.Train();
+  unwinds.Say(control::Prepare{.generation = 2, .round = 2, .map = map});
+  stops.Train();
+  stops.Say(control::Stop{.step = 9, .signal = SIGTERM, .within = absl::Seconds(25)});
+  for (Post* post : {&unwinds, &stops}) {
+    const auto told = post->Say(control::Save{.number = 7, .generation = 1});
+    EXPECT_FALSE(Post::Holds<WantSave>(told));
+    ASSERT_NE(SavedIn(told), nullptr);
+    EXPECT_FALSE(SavedIn(told)->durable);
+  }
+}
 
 TEST(NodeAgent, ThatIsExcludedWhileItStopsEndsWithEightySeven) {
   Post post;

@@ -250,6 +250,7 @@ class Schedule {
   void Do(const PersistCommon&) {
     if (!Chance(5)) Later(Some(20'000), [this] { Give(StopPersisted{step_, Below(2) == 0}); });
   }
+  void Do(const WantSave&) { Fail("a save that only a coordinator wants"); }
   void Do(const ArmTimer& arm) {
     timer_armed_ = true;
     const uint64_t serial = ++timer_serial_;
@@ -410,6 +411,7 @@ class Schedule {
       case 15:
       case 16:
         if (!no_commits_) Give(CheckpointCommitted{step_});
+        if (!no_commits_) Give(WantedSaveEnded{1, true, step_});
         break;
       case 17:
         Give(TimerFired{1 + Below(2)});

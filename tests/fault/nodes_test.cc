@@ -408,6 +408,95 @@ TEST_F(NodesThatSave, AStopIsSavedByAllAndEndsWith80) {
   for (const int k : {1, 2}) EndsWith(k, 80);
 }
 
+// --- Nodes that leave and come: nothing is on the disk, and memory is of no use to another world
+
+class NodesThatComeAndGo : public NodesThatSave {
+ protected:
+  // What world 4 or another trains, until it is told to stop.
+  void Start(int k, const std::string& nodes = "1:2", const std::string& grace = "15") {
+    std::vector<std::string> command = Toy(100000);
+    command.insert(command.end(), {"--ckpt-every", "1000000", "--sharded-mb", "1"});
+    Nodes::Start(k, nodes, {"--grace", grace}, command);
+  }
+  // By rank: step and source.
+  std::map<int, std::pair<int64_t, std::string>> RestoredIn(uint64_t wanted, size_t ranks) const {
+    const absl::Duration deadline = Clock::Real().Uptime() + Within(40);
+    std::map<int, std::pair<int64_t, std::string>> restored;
+    while (restored.size() < ranks && Clock::Real().Uptime() < deadline) {
+      Clock::Real().SleepFor(absl::Milliseconds(10));
+      restored.clear();
+      std::istringstream lines(Read("log.restores"));
+      uint64_t generation = 0;
+      int64_t step = 0;
+      int rank = 0;
+      for (std::string source; lines >> generation >> step >> rank >> source;) {
+        if (generation == wanted) restored[rank] = {step, source};
+      }
+    }
+    return restored;
+  }
+  // All ranks of `generation` go on from one step on the disk; it, or -1.
+  int64_t GoesOnFrom(uint64_t generation, size_t ranks) const {
+    const auto restored = RestoredIn(generation, ranks);
+    if (restored.size() != ranks) return -1;
+    for (const auto& [rank, one] : restored) {
+      if (one != std::make_pair(restored.begin()->second.first, std::string("disk"))) return -1;
+    }
+    return restored.begin()->second.first;
+  }
+  int64_t NewestStep() const {
+    int64_t newest = 0;
+    std::istringstream lines(Read("log"));
+    for (std::string line; std::getline(lines, line);) {
+      std::istringstream words(line);
+      int64_t generation = 0, step = 0;
+      if (words >> generation >> step) newest = std::max(newest, step);
+    }
+    return newest;
+  }
+  void Stop(int k) {
+    agents_.at(k)->Signal(SIGTERM);
+    EndsWith(k, 80);
+  }
+};
+
+TEST_F(NodesThatComeAndGo, TheOthersGoOnFromAStepThatIsSavedWhenANodeLeaves) {
+  for (const int k : {1, 2}) Start(k);
+  ASSERT_TRUE(HasLine("log", "\n1 22 3 ")) << Seen();
+  const int64_t step = NewestStep();
+  agents_.at(2)->Signal(SIGTERM);
+  EndsWith(2, 86);
+  EXPECT_GE(GoesOnFrom(2, 2), step) << Read("log.restores") << Seen();
+  EXPECT_NE(agents_.at(1)->LineWith("coordinator: node n2 leaves: step ", Within(10)), "")
+      << Seen();
+  Stop(1);
+}
+
+TEST_F(NodesThatComeAndGo, TheWorldGrowsFromAStepThatIsSavedForTheNewcomer) {
+  Start(1);
+  ASSERT_TRUE(HasLine("log", "\n1 22 1 ")) << Seen();
+  const int64_t step = NewestStep();
+  Start(2);
+  EXPECT_GE(GoesOnFrom(2, 4), step) << Read("log.restores") << Seen();
+  EXPECT_NE(agents_.at(1)->LineWith("the world grows from 2 to 4 ranks: step ", Within(10)), "")
+      << Seen();
+  Stop(1);
+  EndsWith(2, 80);
+}
+
+TEST_F(NodesThatComeAndGo, ALeavingNodeWhoseRankIsStoppedIsLetGoInTimeWithAWordOfWhatIsLost) {
+  for (const int k : {1, 2}) Start(k, "1:2", "6");
+  ASSERT_TRUE(HasLine("log", "\n1 22 3 ")) << Seen();
+  const int rank3 = std::stoi(PidOf(Read("runs/latest-n2/events.jsonl"), 3));
+  kill(rank3, SIGSTOP);
+  agents_.at(2)->Signal(SIGTERM);
+  EXPECT_NE(agents_.at(1)->LineWith("node n2 leaves without a save: ", Within(20)), "") << Seen();
+  EXPECT_THAT(Seen(), HasSubstr("; no step is saved"));
+  EndsWith(2, 86);
+  ASSERT_TRUE(HasLine("log", "\n2 10 1 ")) << Seen();
+  Stop(1);
+}
+
 // As a batch system does it: all processes of the job get TERM at the same time, and the trainers
 // die of it. The agents save what all had sealed.
 TEST_F(NodesThatSave, ATermToEveryProcessIsSavedAndEndsWith80) {

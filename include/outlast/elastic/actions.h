@@ -68,6 +68,12 @@ struct GoStop {
 struct PersistCommon {
   std::string reason;
 };  // persist the newest snapshot that all ranks have, without the trainer's help
+// All ranks of the job are to save a step that none of them has reached yet, and train on;
+// WantedSaveEnded answers it. Of a job of several nodes, at the agent of rank 0.
+struct WantSave {
+  uint64_t number;
+  std::string reason;
+};
 // The machine uses one timer, and looks at all its deadlines in each Step: a late, early or
 // repeated TimerFired is harmless.
 struct ArmTimer {
@@ -93,6 +99,6 @@ struct FinishJob {
 
 using JobAction = std::variant<SpawnWorker, AbortGeneration, CommitGeneration, KillWorker,
                                ForwardSignal, CaptureStacks, AskStop, GoStop, PersistCommon,
-                               ArmTimer, DisarmTimer, RecordFault, FinishJob>;
+                               WantSave, ArmTimer, DisarmTimer, RecordFault, FinishJob>;
 
 }  // namespace outlast

@@ -38,6 +38,14 @@
 // node that is cut off (cut_links.h) is to blame, not those who failed: it is treated as lost, and
 // comes back as a spare that is taken last.
 //
+// A world that changes on request (a node leaves, a newcomer lets it grow) has no use for what
+// memory holds, so all ranks save a step first (SAVE to the agent of rank 0), and train on until it
+// is durable; then the next generation forms, and restores it. That is waited for no longer than a
+// leaving node lets its ranks train; a world that would grow stays as it is where nothing was
+// saved. A fault ends the wait. Where a spare takes over, the world stays as it is, and nothing is
+// saved first. None of this is in the journal: who leaves says so again to a restarted coordinator,
+// and newcomers say hello again.
+//
 // A newcomer that says where its link can be measured measures it with partners that are named here
 // (link_rates.h) before it is given ranks: the first generation waits for that, and later ones form
 // without it. One that is known to be slow is excluded. Who cannot be measured in time passes.
@@ -152,6 +160,8 @@ class Coordinator {
   const ElasticOptions& options() const { return options_; }
   // Messages that came too late or out of turn, such as faults of older generations.
   uint64_t ignored() const { return ignored_; }
+  // The world is to change on request, once a step is saved.
+  bool awaits_save() const { return save_.has_value(); }
   // Agents of the job whose stream is down: they may come back.
   int absent() const;
 
@@ -169,6 +179,7 @@ class Coordinator {
     std::string address;
     std::string peer_address;
     std::string measure_address;
+    bool saves_on_request = false;
     absl::Duration measured_due = -absl::InfiniteDuration();  // its link is waited for until then
     absl::Duration heard;
     absl::Duration lost_due = absl::InfiniteDuration();  // finite: lost, in its grace
@@ -182,6 +193,7 @@ class Coordinator {
     int restored = -1;  // the newest candidate that it restored
     bool bye = false;
     bool leaving = false;
+    absl::Duration save_due = absl::InfiniteDuration();  // leaving: nobody saves first after that
     std::string bootstrap;
     std::vector<control::HeldSnapshot> snapshots;
     std::vector<std::string> unreached;  // as its newest beat says, of the newest generation
@@ -214,6 +226,7 @@ class Coordinator {
   void Hear(Agent& agent, const control::SaveReport& report);
   void Hear(Agent& agent, const control::Bye& bye);
   void Hear(Agent& agent, const control::Measured& measured);
+  void Hear(Agent& agent, const control::Saved& saved);
 
   // Membership (coordinator.cc).
   bool IsOfAnotherRun(const control::Hello& hello) const;
@@ -255,6 +268,16 @@ class Coordinator {
   std::vector<int> FinishedRanks(const RankMap& map) const;
   bool WouldShrink() const;
   bool is_preparing() const;
+
+  // Changes of the world on request (coordinator_change.cc).
+  void LeaveWorld();
+  void LetThemGo();
+  bool AskForSave(const std::string& why, bool forced, absl::Duration due);
+  void SendSave(const Agent& agent);
+  void EndSave(const std::string& detail);
+  void MayGrow();
+  void LookAtChanges();
+  bool IsLead(const Agent& agent) const;
 
   // The agents' links (coordinator_links.cc).
   void TryMeasure();
@@ -343,6 +366,16 @@ class Coordinator {
   absl::Duration restore_due_ = absl::InfiniteDuration();
   absl::Duration leave_due_ = absl::InfiniteDuration();  // who else leaves
   int leave_signal_ = 0;
+  struct AwaitedSave {
+    uint64_t number = 0;
+    std::string why;      // the world is to change
+    bool forced = false;  // it will, saved or not
+    absl::Duration due;
+  };
+  std::optional<AwaitedSave> save_;
+  uint64_t last_save_ = 0;
+  absl::Duration grow_due_ = absl::InfiniteDuration();  // newcomers wait for others until then
+  absl::Duration no_growth_before_ = -absl::InfiniteDuration();
   std::vector<EarlyExit> early_exits_;
   // Nodes whose link to another was cut: that one, and until when they are not taken while there
   // are enough others.

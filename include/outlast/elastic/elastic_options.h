@@ -31,6 +31,8 @@ struct ElasticOptions {
   absl::Duration restore = absl::Seconds(120);      // discovery, read and vote of one candidate
   absl::Duration last_call = absl::Seconds(5);      // enough members are there: for the last ones
   absl::Duration join = absl::Seconds(600);         // for enough members
+  absl::Duration grow_save = absl::Seconds(300);    // a save is waited for before the world grows
+  absl::Duration grow_pause = absl::Seconds(60);    // from one growth to the next that saves first
   absl::Duration coordinator_grace = absl::Seconds(600);  // agents train on without a coordinator
   absl::Duration exclude_for = absl::Seconds(1800);
   // MB/s that the link of a new agent is to carry, each way, with a partner of the job; 0: it is

@@ -74,6 +74,13 @@ struct StopPersisted {
   int64_t step;
   bool durable;
 };
+// Of a WantSave. `detail`: why nothing is durable; empty: nothing here saves.
+struct WantedSaveEnded {
+  uint64_t number;
+  bool durable;
+  int64_t step = 0;
+  std::string detail = {};
+};
 struct CheckpointCommitted {
   int64_t step;
 };
@@ -96,8 +103,8 @@ struct TimerFired {
 
 using JobEvent = std::variant<StartEvent, WorkerJoined, WorkerStaged, WorkerFinished, WorkerStopped,
                               WorkerDying, WorkerEnded, VerdictGiven, StopAsked, StopAnswered,
-                              StopPersisted, CheckpointCommitted, RestoreFailed, RootRefused,
-                              RootLost, FinalSaveFailed, TimerFired>;
+                              StopPersisted, WantedSaveEnded, CheckpointCommitted, RestoreFailed,
+                              RootRefused, RootLost, FinalSaveFailed, TimerFired>;
 
 // What the keeper saw in the black boxes when the event came; the machine never reads memory.
 struct JobView {

@@ -128,6 +128,7 @@ class Job {
   void On(const StopAsked& event);
   void On(const StopAnswered& event);
   void On(const StopPersisted& event);
+  void On(const WantedSaveEnded&) {}  // of several nodes alone
   void On(const CheckpointCommitted& event);
   void On(const RestoreFailed& event);
   void On(const RootRefused& event);

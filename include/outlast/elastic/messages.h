@@ -50,6 +50,7 @@ struct Hello {
   std::string peer_address;            // HOST:PORT where it takes the other agents' connections
   std::string measure_address;         // HOST:PORT where its link is measured; empty: it is not
   Terms terms;                         // that it was started with; empty: it does not say
+  bool saves_on_request = false;       // it takes SAVE
   // What it has seen so far; zero at first.
   Id128 run_id;
   uint64_t coordinator = 0;  // the highest incarnation of a coordinator
@@ -122,6 +123,8 @@ struct Leave {
   int signal = 0;
   bool hurry = false;
   absl::Duration within;  // how long it may take
+  // How long its ranks are left to train, where nothing else ends them; zero: it does not say.
+  absl::Duration stays;
 };
 enum class SaveOutcome : uint8_t {
   kCommitted,
@@ -149,8 +152,16 @@ struct Measured {
   std::string detail;               // both ways, or why not
 };
 
+// What became of a SAVE.
+struct Saved {
+  uint64_t number = 0;
+  bool durable = false;
+  int64_t step = 0;    // that is durable
+  std::string detail;  // why none is; empty: nothing here saves
+};
+
 using AgentMessage = std::variant<Beat, Fault, Prepared, Committed, Restored, Stopping, Leave,
-                                  SaveReport, Bye, Measured>;
+                                  SaveReport, Bye, Measured, Saved>;
 
 // --- Coordinator to agent ---
 
@@ -230,7 +241,15 @@ struct Measure {
   std::string address;  // HOST:PORT to call; empty: it is called
 };
 
+// To the agent of rank 0: all ranks are to save a step that none of them has reached yet, and train
+// on. SAVED follows. Only to agents that take it.
+struct Save {
+  uint64_t number = 0;  // never used twice in a job
+  uint64_t generation = 0;
+  std::string reason;
+};
+
 using CoordinatorMessage = std::variant<Welcome, Refused, Prepare, Commit, Next, Stop, Go, Exclude,
-                                        Collect, Done, Measure>;
+                                        Collect, Done, Measure, Save>;
 
 }  // namespace outlast::control

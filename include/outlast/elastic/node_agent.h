@@ -54,10 +54,10 @@ struct SaveReported {
   control::SaveReport report;
 };
 
-using NodeEvent =
-    std::variant<StartEvent, StreamUp, StreamDown, CoordinatorSaid, WorkerJoined, WorkerStaged,
-                 WorkerFinished, WorkerStopped, WorkerDying, WorkerEnded, VerdictGiven, StopAsked,
-                 StopAnswered, StopPersisted, RanksRestored, SaveReported, TimerFired>;
+using NodeEvent = std::variant<StartEvent, StreamUp, StreamDown, CoordinatorSaid, WorkerJoined,
+                               WorkerStaged, WorkerFinished, WorkerStopped, WorkerDying,
+                               WorkerEnded, VerdictGiven, StopAsked, StopAnswered, StopPersisted,
+                               WantedSaveEnded, RanksRestored, SaveReported, TimerFired>;
 
 // --- Actions besides those of actions.h ---
 
@@ -89,7 +89,7 @@ struct TryCandidate {
 using NodeAction =
     std::variant<OpenStream, DropStream, SendToCoordinator, SayHello, SpawnWorker, AbortGeneration,
                  OpenGeneration, TryCandidate, KillWorker, ForwardSignal, CaptureStacks, AskStop,
-                 GoStop, PersistCommon, ArmTimer, DisarmTimer, RecordFault, FinishJob>;
+                 GoStop, PersistCommon, WantSave, ArmTimer, DisarmTimer, RecordFault, FinishJob>;
 
 struct NodeOptions {
   ElasticOptions elastic;  // the same for all nodes
@@ -175,6 +175,7 @@ class NodeAgent {
   void Hear(const control::Collect& collect);
   void Hear(const control::Done& done);
   void Hear(const control::Measure&) {}  // the driver's
+  void Hear(const control::Save& save);
   void LinkLost();
   void Drop(const std::string& reason);
   void SendBeat();
@@ -220,6 +221,7 @@ class NodeAgent {
   void On(const StopAsked& event);
   void On(const StopAnswered& event);
   void On(const StopPersisted& event);
+  void On(const WantedSaveEnded& event);
   void BeginStop(int signal, absl::Duration within);
   void AskWorkers(int64_t step, const std::string& reason);
   void AnswerStop();
@@ -260,6 +262,8 @@ class NodeAgent {
   std::vector<control::Fault> faults_;  // that the coordinator may not have heard of
   std::vector<control::SaveReport> reports_;
   std::optional<control::Leave> leave_;
+  uint64_t wanted_save_ = 0;  // the newest SAVE's number
+  std::optional<control::Saved> saved_;
 
   uint64_t committed_ = 0;
   uint64_t aborted_ = 0;

@@ -90,6 +90,7 @@ void To(const Greeting& greeting, v1::AgentFrame& frame) {
   to->set_generation(hello.generation);
   to->set_peer_address(hello.peer_address);
   to->set_measure_address(hello.measure_address);
+  to->set_saves_on_request(hello.saves_on_request);
   for (const Term& term : hello.terms) {
     v1::Term* one = to->add_terms();
     one->set_flag(term.flag);
@@ -110,6 +111,7 @@ Greeting From(const v1::Greeting& proto, bool& ok) {
   hello.run_id = FromBytes(from.run_id(), ok);
   hello.coordinator = from.coordinator();
   hello.measure_address = from.measure_address();
+  hello.saves_on_request = from.saves_on_request();
   hello.generation = from.generation();
   hello.peer_address = from.peer_address();
   for (const v1::Term& term : from.terms()) hello.terms.push_back({term.flag(), term.value()});
@@ -215,6 +217,7 @@ void To(const Leave& leave, v1::AgentFrame& frame) {
   to->set_signal(leave.signal);
   to->set_hurry(leave.hurry);
   to->set_within_nanoseconds(absl::ToInt64Nanoseconds(leave.within));
+  to->set_stays_nanoseconds(absl::ToInt64Nanoseconds(leave.stays));
 }
 void To(const SaveReport& report, v1::AgentFrame& frame) {
   v1::SaveReport* to = frame.mutable_save_report();
@@ -233,6 +236,13 @@ void To(const Measured& measured, v1::AgentFrame& frame) {
   to->set_number(measured.number);
   to->set_megabytes_per_second(measured.megabytes_per_second);
   to->set_detail(measured.detail);
+}
+void To(const Saved& saved, v1::AgentFrame& frame) {
+  v1::Saved* to = frame.mutable_saved();
+  to->set_number(saved.number);
+  to->set_durable(saved.durable);
+  to->set_step(saved.step);
+  to->set_detail(saved.detail);
 }
 void To(const AgentMessage& message, v1::AgentFrame& frame) {
   std::visit([&](const auto& typed) { To(typed, frame); }, message);
@@ -335,6 +345,12 @@ void To(const Measure& measure, v1::CoordinatorFrame& frame) {
   to->set_ticket(ToBytes(measure.ticket));
   to->set_address(measure.address);
 }
+void To(const Save& save, v1::CoordinatorFrame& frame) {
+  v1::Save* to = frame.mutable_save();
+  to->set_number(save.number);
+  to->set_generation(save.generation);
+  to->set_reason(save.reason);
+}
 void To(const CoordinatorMessage& message, v1::CoordinatorFrame& frame) {
   std::visit([&](const auto& typed) { To(typed, frame); }, message);
 }
@@ -383,8 +399,9 @@ std::optional<AgentFrame> FromProto(const v1::AgentFrame& proto) {
     }
     case Case::kLeave: {
       const v1::Leave& from = proto.leave();
-      frame = AgentMessage(
-          Leave{from.signal(), from.hurry(), absl::Nanoseconds(from.within_nanoseconds())});
+      frame = AgentMessage(Leave{from.signal(), from.hurry(),
+                                 absl::Nanoseconds(from.within_nanoseconds()),
+                                 absl::Nanoseconds(from.stays_nanoseconds())});
       break;
     }
     case Case::kSaveReport: {
@@ -401,6 +418,11 @@ std::optional<AgentFrame> FromProto(const v1::AgentFrame& proto) {
     case Case::kMeasured: {
       const v1::Measured& from = proto.measured();
       frame = AgentMessage(Measured{from.number(), from.megabytes_per_second(), from.detail()});
+      break;
+    }
+    case Case::kSaved: {
+      const v1::Saved& from = proto.saved();
+      frame = AgentMessage(Saved{from.number(), from.durable(), from.step(), from.detail()});
       break;
     }
     case Case::FRAME_NOT_SET:
@@ -466,6 +488,10 @@ std::optional<CoordinatorFrame> FromProto(const v1::CoordinatorFrame& proto) {
           CoordinatorMessage(Measure{from.number(), FromBytes(from.ticket(), ok), from.address()});
       break;
     }
+    case Case::kSave:
+      frame = CoordinatorMessage(
+          Save{proto.save().number(), proto.save().generation(), proto.save().reason()});
+      break;
     case Case::FRAME_NOT_SET:
       break;
   }
