@@ -31,6 +31,7 @@ struct Arguments {
   CoordinatorHostOptions host;
   EtcdSeatOptions seat;
   std::string nodes, slots, spares, max_restarts, no_retry, retry, preempt_exit, early_exit_grace;
+  BatchFlags batch;
   TrustFlags trust;
   std::string last_call, join, serve_late, grace, stop_within, preflight_peer_rate, exclude_for;
   std::string etcd, lease;
@@ -75,6 +76,7 @@ void Declare(CLI::App& app, Arguments& raw) {
   app.add_option("--early-exit-grace", raw.early_exit_grace,
                  "How long others may run on after a joined rank ended (60)")
       ->type_name("SECONDS");
+  raw.batch.Declare(app);
   raw.trust.Declare(app);
   app.add_option("--last-call", raw.last_call, "How long the last nodes are waited for (5)")
       ->type_name("SECONDS");
@@ -148,8 +150,9 @@ absl::Status Complete(Arguments& raw) {
   // Agents of a job of one node lead it themselves, and none would come.
   if (nodes.max < 2)
     return RefuseValue("--nnodes", raw.nodes, "as its agents have it, 2 or more, or MIN:MAX");
-  elastic.membership.min_world = nodes.min * slots;
-  elastic.membership.max_world = nodes.max * slots;
+  OUTLAST_RETURN_IF_ERROR(raw.batch.Read(job));
+  elastic.membership = MembershipOf(job, slots, nodes);
+  OUTLAST_RETURN_IF_ERROR(CheckLargestWorld(elastic.membership));
   elastic.spare_slots = spares * slots;
   elastic.terms = JobTerms(job, slots, nodes, spares);
   OUTLAST_RETURN_IF_ERROR(ReadSeconds("--last-call", raw.last_call, elastic.last_call));

@@ -63,6 +63,30 @@ absl::Status CheckWaits(const std::string& last_call_text, absl::Duration last_c
       shown("--join-timeout", join_text, join), shown("--last-call", last_call_text, last_call));
 }
 
+MembershipOptions MembershipOf(const JobOptions& job, int slots, const NodeCount& nodes) {
+  return {.min_world = nodes.min * slots,
+          .max_world = nodes.max * slots,
+          .unit = job.ranks_per_replica,
+          .global_micro_batches = job.micro_batches};
+}
+
+void BatchFlags::Declare(CLI::App& app) {
+  app.add_option("--micro-batches", micro_batches,
+                 "Micro-batches of a step over all ranks: only worlds that split them evenly are "
+                 "formed, so that the global batch stays (not said)")
+      ->type_name("N");
+  app.add_option("--ranks-per-replica", ranks_per_replica,
+                 "Ranks that hold one replica of the model between them: worlds are whole replicas "
+                 "(1)")
+      ->type_name("N");
+}
+
+absl::Status BatchFlags::Read(JobOptions& job) const {
+  OUTLAST_RETURN_IF_ERROR(
+      ReadInteger("--micro-batches", micro_batches, 1, INT_MAX, job.micro_batches));
+  return ReadInteger("--ranks-per-replica", ranks_per_replica, 1, 1 << 20, job.ranks_per_replica);
+}
+
 Terms JobTerms(const JobOptions& job, int slots, const NodeCount& nodes, int spares) {
   const auto number = [](std::string flag, int value) {
     return MakeTerm(std::move(flag), fmt::format("{}", value));
@@ -80,6 +104,8 @@ Terms JobTerms(const JobOptions& job, int slots, const NodeCount& nodes, int spa
           codes("--no-retry", job.no_retry_codes, "no code"),
           codes("--retry", job.retry_codes, "all codes"),
           number("--preempt-exit", job.preempt_exit),
+          number("--micro-batches", job.micro_batches),
+          number("--ranks-per-replica", job.ranks_per_replica),
           MakeTerm("--early-exit-grace",
                    fmt::format("{:g}", absl::ToDoubleSeconds(job.early_exit_grace)))};
 }

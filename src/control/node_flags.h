@@ -9,6 +9,7 @@
 #include "control/token.h"
 #include "control/transport.h"
 #include "outlast/elastic/job_options.h"
+#include "outlast/elastic/membership.h"
 #include "outlast/elastic/terms.h"
 
 namespace CLI {
@@ -33,6 +34,19 @@ absl::Status ReadPeerRate(const std::string& text, PeerRate& rate);
 // and `join_text`: --last-call and --join-timeout as they were given, empty where they were not.
 absl::Status CheckWaits(const std::string& last_call_text, absl::Duration last_call,
                         const std::string& join_text, absl::Duration join);
+
+// The worlds that a job of such nodes may have.
+MembershipOptions MembershipOf(const JobOptions& job, int slots, const NodeCount& nodes);
+
+// --micro-batches, --ranks-per-replica.
+struct BatchFlags {
+  std::string micro_batches, ranks_per_replica;
+
+  // Adds the flags, which write here.
+  void Declare(CLI::App& app);
+  // kInvalidArgument: no number.
+  absl::Status Read(JobOptions& job) const;
+};
 
 // What a coordinator decides by, and its agents were started with too; `slots` of a node.
 Terms JobTerms(const JobOptions& job, int slots, const NodeCount& nodes, int spares);

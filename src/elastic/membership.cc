@@ -20,6 +20,14 @@ struct Place {
   int last_rank = -1;  // in the last map
 };
 
+std::string WorldsThatFit(const MembershipOptions& options) {
+  std::string fitting;
+  for (int world = 1; world <= options.max_world; ++world) {
+    if (FitsWorld(world, options)) fitting += (fitting.empty() ? "" : ", ") + std::to_string(world);
+  }
+  return fitting.empty() ? "none" : fitting;
+}
+
 class Assigner {
  public:
   Assigner(const AssignRequest& request, const MembershipOptions& options)
@@ -205,15 +213,9 @@ class Assigner {
   }
 
   absl::Status TooFew(int possible) const {
-    std::string fitting;
-    for (int world = 1; world <= options_.max_world; ++world) {
-      if (FitsWorld(world, options_))
-        fitting += (fitting.empty() ? "" : ", ") + std::to_string(world);
-    }
-    if (fitting.empty()) fitting = "none";
     return Error(absl::StatusCode::kFailedPrecondition,
                  "{} ranks can be placed, at least {} are wanted; world sizes that fit: {}",
-                 possible, options_.min_world, fitting);
+                 possible, options_.min_world, WorldsThatFit(options_));
   }
   int LargestFit(int limit) const {
     for (int world = std::min(limit, options_.max_world); world > 0; --world) {
@@ -291,6 +293,21 @@ bool FitsWorld(int world, const MembershipOptions& options) {
   if (world < std::max(1, options.min_world) || world > options.max_world) return false;
   if (world % options.unit != 0) return false;
   return options.global_micro_batches % (world / options.unit) == 0;
+}
+
+absl::Status CheckLargestWorld(const MembershipOptions& options) {
+  if (FitsWorld(options.max_world, options)) return absl::OkStatus();
+  const std::string fitting = WorldsThatFit(options);
+  if (options.max_world % options.unit != 0)
+    return Error(absl::StatusCode::kInvalidArgument,
+                 "--ranks-per-replica {}: a world of {} ranks is not made of whole replicas; world "
+                 "sizes that fit: {}",
+                 options.unit, options.max_world, fitting);
+  return Error(absl::StatusCode::kInvalidArgument,
+               "--micro-batches {}: a world of {} ranks ({} replicas) cannot split them evenly; "
+               "world sizes that fit: {}",
+               options.global_micro_batches, options.max_world, options.max_world / options.unit,
+               fitting);
 }
 
 absl::StatusOr<RankMap> Assign(const AssignRequest& request, const MembershipOptions& options) {

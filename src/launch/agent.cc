@@ -545,6 +545,8 @@ absl::StatusOr<WorkerPlace> Agent::PlaceOf(const SpawnRequest& request) {
   place.incarnation = worker.incarnation;
   place.attempt = worker.attempt;
   place.max_restarts = options_.job.max_restarts;
+  place.micro_batches = options_.job.micro_batches;
+  place.ranks_per_replica = options_.job.ranks_per_replica;
   place.job = JobNameOf(options_);
   place.run_id = keeper_->run_id().hex();
   place.run_dir = run_dir_.path();
@@ -777,8 +779,11 @@ void Agent::OnCommit(const CommitGeneration& commit) {
   ledger_->Committed(commit);
   if (services_ != nullptr) services_->Committed(commit);
   if (commit.job != nullptr) {
-    console_->Say(fmt::format("outlast: generation {} with {} ranks, {} of them here",
-                              commit.generation, commit.job->map.world, commit.members.size()));
+    const RankMap& map = commit.job->map;
+    const std::string share =
+        map.micro_batches > 0 ? fmt::format(", {} micro-batches each", map.micro_batches) : "";
+    console_->Say(fmt::format("outlast: generation {} with {} ranks, {} of them here{}",
+                              commit.generation, map.world, commit.members.size(), share));
   } else if (commit.generation > 1) {
     console_->Say(fmt::format("outlast: generation {} with {} ranks", commit.generation,
                               commit.members.size()));

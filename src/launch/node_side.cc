@@ -29,8 +29,7 @@ ElasticOptions ElasticOf(const LaunchOptions& options) {
   ElasticOptions elastic;
   elastic.job = options.job_id;
   elastic.budget = options.job;
-  elastic.membership.min_world = nodes.count.min * slots;
-  elastic.membership.max_world = nodes.count.max * slots;
+  elastic.membership = MembershipOf(options.job, slots, nodes.count);
   elastic.spare_slots = nodes.spares * slots;
   elastic.last_call = nodes.last_call;
   elastic.join = nodes.join;

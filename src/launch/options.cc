@@ -48,6 +48,7 @@ struct RawOptions {
   std::string preflight;
   std::string on_agent_death, adopt_within;
   NodeFlags nodes;
+  BatchFlags batch;
   bool no_python = false, module = false;  // torchrun's
 };
 
@@ -107,6 +108,7 @@ void Declare(CLI::App& app, LaunchOptions& options, RawOptions& raw) {
                  "How long kept workers wait for it before they are ended (60)")
       ->type_name("S");
   raw.nodes.Declare(app);
+  raw.batch.Declare(app);
   app.add_option("--preflight", raw.preflight,
                  "Look first whether this node is fit, as outlast preflight does (on of several "
                  "nodes, off of one)")
@@ -224,6 +226,9 @@ absl::Status Interpret(const RawOptions& raw, LaunchOptions& options) {
   OUTLAST_RETURN_IF_ERROR(ReadCodes("--retry", raw.retry, job.retry_codes));
   OUTLAST_RETURN_IF_ERROR(CheckJobId(options.job_id));
   OUTLAST_ASSIGN_OR_RETURN(options.nodes, ReadNodes(raw.nodes, options.job_id));
+  OUTLAST_RETURN_IF_ERROR(raw.batch.Read(job));
+  const NodeCount count = options.nodes ? options.nodes->count : NodeCount{};
+  OUTLAST_RETURN_IF_ERROR(CheckLargestWorld(MembershipOf(job, job.world, count)));
   OUTLAST_RETURN_IF_ERROR(ReadPreflight(raw.preflight, options));
   OUTLAST_RETURN_IF_ERROR(ReadAgentDeath(raw, options));
   if (options.run_dir.empty()) return RefuseValue("--run-dir", "", "a folder");

@@ -65,6 +65,10 @@ std::vector<std::string> EnvironmentOf(const WorkerPlace& place) {
       fmt::format("OUTLAST_RUN_DIR={}", place.run_dir),
       fmt::format("OUTLAST_INCARNATION={}", place.incarnation),
   };
+  if (place.micro_batches > 0)
+    variables.push_back(fmt::format("OUTLAST_MICRO_BATCHES={}", place.micro_batches));
+  if (place.ranks_per_replica > 1)
+    variables.push_back(fmt::format("OUTLAST_RANKS_PER_REPLICA={}", place.ranks_per_replica));
   if (!place.address.empty()) variables.push_back(fmt::format("OUTLAST_ADDRESS={}", place.address));
   if (place.master) {
     variables.push_back(fmt::format("MASTER_ADDR={}", place.master->host));

@@ -23,6 +23,8 @@ struct WorkerPlace {
   uint64_t incarnation = 1;
   int attempt = 0;  // 0, 1, ...
   int max_restarts = 0;
+  int micro_batches = 0;      // of all ranks; 0: not said, and left out
+  int ranks_per_replica = 1;  // 1: left out
   // Where rank 0 may listen. Empty: not known, and left out: a process that is spawned while its
   // generation forms again has joined before, and takes keys from outlast::Generation.
   std::optional<HostPort> master;

@@ -59,6 +59,10 @@ absl::StatusOr<WorkerEnvironment> WorkerEnvironment::FromProcess() {
   OUTLAST_ASSIGN_OR_RETURN(environment.black_box_fd, ReadNumber<int>("OUTLAST_BLACKBOX_FD", -1, 0));
   OUTLAST_ASSIGN_OR_RETURN(environment.incarnation,
                            ReadNumber<uint64_t>("OUTLAST_INCARNATION", 1, 1));
+  OUTLAST_ASSIGN_OR_RETURN(environment.micro_batches,
+                           ReadNumber<int>("OUTLAST_MICRO_BATCHES", 0, 1));
+  OUTLAST_ASSIGN_OR_RETURN(environment.ranks_per_replica,
+                           ReadNumber<int>("OUTLAST_RANKS_PER_REPLICA", 1, 1));
   environment.run_id = ReadText("OUTLAST_RUN_ID");
   environment.run_dir = ReadText("OUTLAST_RUN_DIR");
   if (std::string address = ReadText("OUTLAST_ADDRESS"); !address.empty())

@@ -25,6 +25,14 @@ Generation::Generation(std::shared_ptr<RunState> state, const Membership& member
       world_(membership.world),
       nodes_(membership.nodes) {}
 
+int Generation::micro_batches() const {
+  const WorkerEnvironment& job = state_->environment();
+  const int replicas = world_ / job.ranks_per_replica;
+  const bool is_even = replicas > 0 && replicas * job.ranks_per_replica == world_ &&
+                       job.micro_batches % replicas == 0;
+  return is_even ? job.micro_batches / replicas : 0;
+}
+
 Generation::~Generation() { state_->EndCallbacks(); }
 
 absl::Status Generation::Check() const { return state_->Check(number_); }

@@ -52,6 +52,20 @@ TEST(JobTerms, SayWhatAListOfNoCodesMeans) {
   EXPECT_THAT(terms, Contains(Term{"--no-retry", "no code"}));
 }
 
+TEST(BatchFlags, BindAllAgentsAndTheCoordinator) {
+  JobOptions job;
+  ASSERT_TRUE((BatchFlags{.micro_batches = "24", .ranks_per_replica = "4"}.Read(job).ok()));
+  const Terms terms = JobTerms(job, 8, {.min = 1, .max = 3}, 0);
+  EXPECT_THAT(terms, Contains(Term{"--micro-batches", "24"}));
+  EXPECT_THAT(terms, Contains(Term{"--ranks-per-replica", "4"}));
+  const MembershipOptions worlds = MembershipOf(job, 8, {.min = 1, .max = 3});
+  EXPECT_EQ(worlds.min_world, 8);
+  EXPECT_EQ(worlds.max_world, 24);
+  EXPECT_TRUE(FitsWorld(16, worlds)) << "4 replicas, 6 micro-batches each";
+  EXPECT_FALSE(FitsWorld(20, worlds)) << "5 replicas";
+  EXPECT_FALSE((BatchFlags{.micro_batches = "0"}.Read(job).ok()));
+}
+
 // --- Tokens ---
 
 TEST(JobToken, IsReadFromHexOrBytesAndNeverShown) {

@@ -3,7 +3,7 @@
 //
 // Trains until the file UNTIL is there, as rank 0 sees it. LOG gets a line "generation round rank
 // world pid" when a generation is entered (round 0) and each 20 rounds, and "done rank pid" at the
-// end.
+// end. In a job with --micro-batches also "share generation rank micro-batches" as it is entered.
 //
 // Ends with 0, 1 (the library refused something), 2 (usage), 4 (a wrong sum).
 #include <fcntl.h>
@@ -54,6 +54,9 @@ absl::Status Train(const std::string& log, const std::string& until) {
     const std::string rank = std::to_string(generation.rank());
     const std::string who =
         rank + " " + std::to_string(generation.world()) + " " + std::to_string(getpid()) + "\n";
+    if (const int share = generation.micro_batches(); share > 0)
+      AppendLine(log, "share " + std::to_string(generation.number()) + " " + rank + " " +
+                          std::to_string(share) + "\n");
     for (int64_t round = 0;; ++round) {
       OUTLAST_RETURN_IF_ERROR(generation.Check());
       OUTLAST_ASSIGN_OR_RETURN(const bool goes_on, GoesOn(group, generation, round, until));

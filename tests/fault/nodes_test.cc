@@ -108,6 +108,24 @@ TEST_F(Nodes, WithoutASpareTheWorldShrinks) {
   EndsWith(1, 0, 60);
 }
 
+TEST_F(Nodes, TheGlobalBatchStaysWhenTheWorldShrinks) {
+  for (const int k : {1, 2, 3})
+    StartTrainer(k, "1:3", {"--micro-batches", "12", "--ranks-per-replica", "2"});
+  ASSERT_TRUE(AllTrain(6)) << Seen();
+  agents_.at(3)->Kill();
+  ASSERT_TRUE(AllTrain(4, 2)) << Seen();
+  EndTraining();
+  for (const int k : {1, 2}) EndsWith(k, 0, 60);
+
+  EXPECT_THAT(agents_.at(1)->seen(),
+              HasSubstr("generation 2 with 4 ranks, 2 of them here, 6 micro-batches each"));
+  const std::string log = Read("log");
+  for (int rank = 0; rank < 6; ++rank)
+    EXPECT_THAT(log, HasSubstr("share 1 " + std::to_string(rank) + " 4\n")) << "of 3 replicas";
+  for (int rank = 0; rank < 4; ++rank)
+    EXPECT_THAT(log, HasSubstr("share 2 " + std::to_string(rank) + " 6\n")) << "of 2 replicas";
+}
+
 TEST_F(Nodes, AKilledCoordinatorComesBackAndNobodyLosesAStep) {
   StartCoordinator("2");
   for (const int k : {1, 2}) StartTrainer(k, "2");

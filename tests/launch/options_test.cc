@@ -86,6 +86,11 @@ TEST(ParseLaunchOptions, NamesWhatItRefusesAndWhatItWants) {
   EXPECT_EQ(RefusalOf({"-n", "0", "x"}), "-n '0': a whole number from 1 to 4096 wanted");
   EXPECT_EQ(RefusalOf({"-n", "two", "x"}), "-n 'two': a whole number from 1 to 4096 wanted");
   EXPECT_EQ(RefusalOf({"-n", "-2", "x"}), "-n '-2': a whole number from 1 to 4096 wanted");
+  EXPECT_THAT(RefusalOf({"-n", "3", "--micro-batches", "8", "x"}),
+              HasSubstr("--micro-batches 8: a world of 3 ranks (3 replicas) cannot split them "
+                        "evenly; world sizes that fit: none"));
+  EXPECT_THAT(RefusalOf({"-n", "3", "--ranks-per-replica", "2", "x"}),
+              HasSubstr("a world of 3 ranks is not made of whole replicas"));
   EXPECT_THAT(RefusalOf({"-n", "2", "--max-restarts", "-1", "x"}),
               HasSubstr("--max-restarts '-1': a whole number from 0"));
   EXPECT_EQ(RefusalOf({"-n", "2", "--grace", "-3", "x"}),

@@ -10,6 +10,10 @@ namespace outlast {
 
 struct JobOptions {
   int world = 1;
+  // The global batch, which is the same in every world: micro-batches of a step over all ranks (0:
+  // not said), and the ranks that hold one replica of the model between them.
+  int micro_batches = 0;
+  int ranks_per_replica = 1;
   int max_restarts = 3;  // crash and hang faults since the last progress; 0 = never restart
   int same_root_limit = 3;
   int other_class_limit = 6;  // records of other classes since progress

@@ -79,5 +79,7 @@ absl::StatusOr<RankMap> Assign(const AssignRequest& request, const MembershipOpt
 
 // `world` is between the limits, made of whole blocks, and splits the global batch evenly.
 bool FitsWorld(int world, const MembershipOptions& options);
+// kInvalidArgument: `max_world` itself does not fit; names the worlds that do.
+absl::Status CheckLargestWorld(const MembershipOptions& options);
 
 }  // namespace outlast

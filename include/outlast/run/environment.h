@@ -18,6 +18,8 @@ namespace outlast {
 // - OUTLAST_INCARNATION: decimal, from 1.
 // - OUTLAST_ADDRESS: the host, a name or a number, that ranks of other nodes reach this node by
 //   (127.0.0.1).
+// - OUTLAST_MICRO_BATCHES: those of a step over all ranks (`outlast run --micro-batches`).
+// - OUTLAST_RANKS_PER_REPLICA: ranks that hold one replica of the model between them (1).
 struct WorkerEnvironment {
   int rank = 0;
   int world = 1;
@@ -28,6 +30,8 @@ struct WorkerEnvironment {
   std::string run_id;  // hex, empty without an agent
   std::string run_dir;
   std::string address = "127.0.0.1";
+  int micro_batches = 0;  // 0: not said
+  int ranks_per_replica = 1;
 
   // kInvalidArgument: a variable that is no number, a rank outside the world, ranks by hand that
   // contradict the launcher's, a socket without a black box; named.

@@ -29,6 +29,10 @@ class Generation {
   uint64_t number() const { return number_; }
   int rank() const { return rank_; }
   int world() const { return world_; }
+  // Micro-batches that each rank computes in a step of this world, so that the global batch is the
+  // same in every world: accumulate the gradients of so many. 0: the job has no --micro-batches, or
+  // this world (formed without an agent) does not split them evenly.
+  int micro_batches() const;
   // The node that holds `rank`, as a number from 0: ranks of one node share memory
   // (SharedMemory). -1: not known, for no agent formed this generation.
   int node_of(int rank) const { return nodes_.empty() ? -1 : nodes_[static_cast<size_t>(rank)]; }
