@@ -476,7 +476,7 @@ std::string EtcdSeat::Work::Hold(Tenure& tenure) {
       if (is_stopping_ || steps_down_) return {};
       address.swap(address_);
     }
-    const std::string lost = address ? WriteAddress(tenure, *address) : Renew(tenure);
+    std::string lost = address ? WriteAddress(tenure, *address) : Renew(tenure);
     if (!lost.empty()) return lost;
     if (address) continue;
     renew_at = Now() + (is_away_ ? kRetry : options_.lease / 3);
@@ -517,7 +517,7 @@ std::string EtcdSeat::Work::WriteAddress(Tenure& tenure, const std::string& addr
     return {};
   }
   Unanswered(reply);
-  if (const std::string lost = Renew(tenure); !lost.empty()) return lost;
+  if (std::string lost = Renew(tenure); !lost.empty()) return lost;
   MutexLock lock(mutex_);
   if (!address_) address_ = address;  // once more
   changed_.WaitFor(mutex_, kRetry);

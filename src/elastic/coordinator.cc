@@ -214,7 +214,7 @@ std::optional<control::Refused> Coordinator::WhyTaken(const HelloReceived& event
 
 std::string Coordinator::WhyUnlike(const control::Hello& hello) const {
   const auto say = [&](const std::string& whose, const Terms& wanted) {
-    const std::string differ = TermsThatDiffer(hello.terms, wanted);
+    std::string differ = TermsThatDiffer(hello.terms, wanted);
     if (differ.empty()) return differ;
     return fmt::format("agent {} is not started as {} was: {}", hello.node, whose, differ);
   };
