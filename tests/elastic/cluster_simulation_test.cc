@@ -253,7 +253,8 @@ void Explain(uint64_t seed, bool all) {
 // under way; nobody speaks to a coordinator that has no generation yet of what comes after one, nor
 // to one that stepped down; a spare has no workers in a body, and saves nothing. Some happen too
 // rarely to be counted on here, and have tests of their own: ending/stop asked, stopping/EXCLUDE,
-// spare/EXCLUDE, done/SAVED, saving/PREPARED, preparing/SAVE, stopping/SAVE.
+// spare/EXCLUDE, suspect/SAVED, ending/SAVED, done/SAVED, saving/PREPARED, preparing/SAVE,
+// stopping/SAVE.
 const std::set<std::string> kCannotHappen = {
     "running/start",     "suspect/start",      "reforming/start",     "draining/start",
     "ending/start",      "done/start",         "done/timer",          "forming/FAULT",
@@ -267,7 +268,8 @@ const std::set<std::string> kCannotHappen = {
     "preparing/GO",      "stopping/start",     "stopping/NEXT",       "ending/stop asked",
     "stopping/EXCLUDE",  "spare/EXCLUDE",      "forming/SAVED",       "saving/start",
     "saving/STOPPING",   "saving/PREPARED",    "spare/saved",         "spare/SAVE",
-    "done/SAVED",        "preparing/SAVE",     "stopping/SAVE",
+    "done/SAVED",        "preparing/SAVE",     "stopping/SAVE",       "suspect/SAVED",
+    "ending/SAVED",
 };
 
 // Prints how many (state, event) rows were seen; returns those that should have been and were not.

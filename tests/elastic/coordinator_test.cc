@@ -1259,6 +1259,27 @@ TEST(Coordinator, WhatComesLateOrOutOfTurnChangesNothingOfASave) {
   EXPECT_EQ(desk.coordinator.phase(), CoordinatorPhase::kDone);
 }
 
+TEST(Coordinator, ASaveThatEndsWhileAnAgentIsAwayCounts) {
+  LeavingDesk desk(true);
+  const auto [stream, save] = SaveIn(desk.Give(TimerFired{1}));
+  desk.Give(StreamLost{2});
+  ASSERT_EQ(desk.coordinator.phase(), CoordinatorPhase::kSuspect);
+  desk.Say(stream, control::Saved{save.number, true, 9});
+  EXPECT_EQ(desk.coordinator.state().step_committed, 9);
+  EXPECT_EQ(desk.coordinator.phase(), CoordinatorPhase::kReforming);
+}
+
+TEST(Coordinator, ASaveThatEndsWhileTheJobEndsChangesNothing) {
+  LeavingDesk desk(true);
+  const auto [stream, save] = SaveIn(desk.Give(TimerFired{1}));
+  desk.Say(1, control::SaveReport{control::SaveOutcome::kRefused, 0, "a foreign root"});
+  ASSERT_EQ(desk.coordinator.phase(), CoordinatorPhase::kEnding);
+  EXPECT_FALSE(desk.coordinator.awaits_save());
+  desk.Say(stream, control::Saved{save.number, true, 9});
+  EXPECT_EQ(desk.coordinator.phase(), CoordinatorPhase::kEnding);
+  EXPECT_EQ(desk.coordinator.state().ending->exit_code, 85);
+}
+
 TEST(Coordinator, AnAgentThatTakesNoSaveIsAskedForNone) {
   LeavingDesk desk(false);
   EXPECT_EQ(SaveIn(desk.Give(TimerFired{1})).first, 0u);
