@@ -141,6 +141,56 @@ TEST(ExitCode, ComesWithTheLastLinesOfTheOneThatFailed) {
   EXPECT_THAT(job.Report()["root"]["last_lines"], HasSubstr("why: "));
 }
 
+// A control group with 128 MiB for one test; empty where none may be made.
+class SmallGroup {
+ public:
+  SmallGroup() {
+    std::ifstream groups("/proc/self/cgroup");
+    for (std::string line; path_.empty() && std::getline(groups, line);) {
+      const size_t at = line.find(":memory:");
+      if (at != std::string::npos)
+        Make("/sys/fs/cgroup/memory" + line.substr(at + 8), "memory.limit_in_bytes");
+      if (line.starts_with("0::")) Make("/sys/fs/cgroup" + line.substr(3), "memory.max");
+    }
+  }
+  ~SmallGroup() {
+    if (!path_.empty()) rmdir(path_.c_str());
+  }
+  const std::string& path() const { return path_; }
+
+ private:
+  void Make(const std::string& parent, const std::string& limit) {
+    const std::string path = parent + "/outlast-test-" + std::to_string(getpid());
+    if (mkdir(path.c_str(), 0755) != 0) return;
+    std::ofstream(path + "/memory.swap.max") << 0;
+    std::ofstream file(path + "/" + limit);
+    if (file << (128 << 20) && file.flush()) {
+      path_ = path;
+    } else {
+      rmdir(path.c_str());
+    }
+  }
+  std::string path_;
+};
+
+// Killed by the kernel for want of memory: not a crash among others.
+TEST(ExitCode, OfAWorkerThatMemoryIsTooSmallForAsksForAHumanAfterOneMoreTry) {
+  const SmallGroup group;
+  if (group.path().empty()) GTEST_SKIP() << "no control group may be made here";
+  if (access("/usr/bin/python3", X_OK) != 0) GTEST_SKIP() << "no python3";
+  Launched job;
+  job.Write("eat.py", "block = b'x' * (600 << 20)\n");
+  job.StartProgram({"/bin/sh", "-c",
+                    "echo $$ >" + group.path() + "/cgroup.procs && exec " + testing::ToolPath() +
+                        " run -n 1 -- sh -c 'echo x >>attempts; exec python3 eat.py'"});
+  EXPECT_EQ(job.Wait().code, 82) << job.Read("err");
+  EXPECT_EQ(job.Read("attempts"), "x\nx\n");
+  const nlohmann::json report = job.Report();
+  ASSERT_EQ(report["faults"].size(), 2u) << report;
+  for (const auto& fault : report["faults"]) EXPECT_EQ(fault["class"], "resource");
+  EXPECT_THAT(report["reason"], HasSubstr("rank 0: killed by signal 9, out of memory"));
+}
+
 // --- Bad input ---
 
 void ExpectRefused(std::vector<std::string> arguments, const std::string& line) {

@@ -244,6 +244,23 @@ TEST(ParseLaunchOptions, ReadsWhatCopiesOnOtherNodesMayCost) {
             "wanted");
 }
 
+TEST(ParseLaunchOptions, ReadsWhatALinkIsToCarry) {
+  std::string help;
+  const auto read = [&](const std::string& rate) {
+    return ParseLaunchOptions({"-n1", "--nnodes", "2", "--job", "j", "--coordinator", "a:1",
+                               "--preflight-peer-rate", rate, "x"},
+                              &help);
+  };
+  EXPECT_EQ(read("800")->nodes->preflight_peer_rate.floor, 800);
+  EXPECT_EQ(read("800")->nodes->preflight_peer_rate.share, 0);
+  EXPECT_EQ(read("40%")->nodes->preflight_peer_rate.floor, 0);
+  EXPECT_EQ(read("40%")->nodes->preflight_peer_rate.share, 0.4);
+  for (const char* odd : {"%", "0%", "100%", "4.5%"})
+    EXPECT_THAT(
+        std::string(read(odd).status().message()),
+        HasSubstr(std::string("--preflight-peer-rate '") + odd + "': MB/s, or 1% to 99% wanted"));
+}
+
 TEST(ParseLaunchOptions, TakesTorchrunsNamesOfSeveralNodes) {
   std::string help;
   const auto options = ParseLaunchOptions(
