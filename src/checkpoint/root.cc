@@ -252,6 +252,7 @@ absl::StatusOr<std::string> Root::NewCheckpoint(int64_t step) {
   if (step < 0)
     return Error(absl::StatusCode::kInvalidArgument, "a checkpoint of step {}, at least 0 wanted",
                  step);
+  OUTLAST_RETURN_IF_ERROR(CheckPresence());
   while (true) {
     const auto nonce = static_cast<uint32_t>(RandomU64());
     if (nonce == 0) continue;

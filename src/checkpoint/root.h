@@ -213,7 +213,8 @@ class Root {
   absl::Status Beat();
   // Says that the owner ended in order; the next one takes the root at once.
   absl::Status Release();
-  // kAborted, naming the owner, once a larger claim of another run exists.
+  // kAborted, naming the owner, once a larger claim of another run exists. kFailedPrecondition: no
+  // claim is held, or the root is gone with it.
   absl::Status CheckClaim() const;
 
   // How closely committed checkpoints are looked at. kManifests: the manifest alone, as who only
@@ -225,6 +226,7 @@ class Root {
   absl::StatusOr<Listing> List(Look look = Look::kWhole) const;
 
   // Draws a name for a checkpoint of `step`, makes its folder, and syncs the root.
+  // kFailedPrecondition: the root is gone, with the claim that is held.
   absl::StatusOr<std::string> NewCheckpoint(int64_t step);
 
   // Publishes the manifest: the checkpoint exists from here on. All receipts must be there already,
@@ -287,6 +289,8 @@ class Root {
   absl::StatusOr<ClaimDecision> JudgeNewestClaim(ClaimWatch& watch) const;
   absl::StatusOr<std::optional<uint64_t>> ReadBeat(uint64_t number) const;
   absl::StatusOr<uint64_t> LargestClaim() const;
+  // The claim that is held, if one is, lies where it was made.
+  absl::Status CheckPresence() const;
   absl::Status LinkManifest(const std::string& folder, const Manifest& manifest,
                             const std::string& text);
   std::string ClaimPath(uint64_t number, std::string_view suffix = {}) const;

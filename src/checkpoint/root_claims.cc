@@ -192,10 +192,24 @@ absl::Status Root::Release() {
                       fmt::format("{}{}", number, kReleasedSuffix));
 }
 
+// Not made anew: a folder that is empty all at once may be the mount point of a disk that is gone.
+absl::Status Root::CheckPresence() const {
+  const uint64_t mine = claim();
+  if (mine == 0) return absl::OkStatus();
+  OUTLAST_ASSIGN_OR_RETURN(const bool is_there, Exists(ClaimPath(mine)));
+  if (is_there) return absl::OkStatus();
+  return Error(absl::StatusCode::kFailedPrecondition,
+               "root {} is gone: claim {}, by which this run holds it, is not there; somebody "
+               "removed or emptied the folder, or its disk is not mounted any more; nothing is "
+               "saved there until the job is started again",
+               path_, mine);
+}
+
 absl::Status Root::CheckClaim() const {
   const uint64_t mine = claim();
   if (mine == 0)
     return Error(absl::StatusCode::kFailedPrecondition, "root {}: no claim is held", path_);
+  OUTLAST_RETURN_IF_ERROR(CheckPresence());
   OUTLAST_ASSIGN_OR_RETURN(const auto claims, ListClaims());
   for (const ClaimFile& file : claims) {
     const bool is_ours = file.claim.has_value() && file.claim->run == options_.run;

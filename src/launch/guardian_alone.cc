@@ -38,7 +38,8 @@ void GuardianProcess::LoseAgent() {
   agent_pid_ = 0;
   const int64_t now = MonotonicNanos();
   adopt_due_ = now + absl::ToInt64Nanoseconds(command_.adopt_within);
-  kept_[kAgentLostKey] = {PayloadWriter().Int(now).bytes(), {}};
+  // Of a candidate that was lost within its welcome the outage goes on.
+  if (!kept_.contains(kAgentLostKey)) kept_[kAgentLostKey] = {PayloadWriter().Int(now).bytes(), {}};
   const auto job = DecodeJobMemo(kept_.at(kJobMemoKey).bytes);
   if (job.ok()) EndGenerationOf(job->generation);
 }

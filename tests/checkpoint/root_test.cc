@@ -230,6 +230,26 @@ TEST(Commit, AbortsUnderALargerClaimAndNamesItsOwner) {
   EXPECT_EQ(listing.checkpoints[0].state, CheckpointState::kIncomplete);
 }
 
+// The folder was removed, or emptied, or its disk unmounted.
+TEST(Commit, IntoARootThatIsGoneFailsAndSaysSo) {
+  for (const bool is_emptied : {false, true}) {
+    TempFolder folder;
+    const std::string path = folder.path() + "/root";
+    const auto root = OpenRoot(path);
+    ASSERT_TRUE(Save(*root, 5, SmallState()).ok());
+    std::filesystem::remove_all(path);
+    if (is_emptied) std::filesystem::create_directory(path);
+
+    const auto saved = Save(*root, 6, SmallState());
+
+    EXPECT_EQ(saved.status().code(), absl::StatusCode::kFailedPrecondition);
+    EXPECT_THAT(std::string(MessageOf(saved.status())), HasSubstr("root " + path + " is gone"));
+    if (is_emptied) {
+      EXPECT_TRUE(std::filesystem::is_empty(path)) << "nothing is made anew";
+    }
+  }
+}
+
 TEST(Commit, RefusesAnOlderGenerationAndNeedsAClaim) {
   TempFolder folder;
   const auto root = OpenRoot(folder.path());

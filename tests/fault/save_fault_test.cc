@@ -170,6 +170,20 @@ TEST(Save, EndsWith88WhenTheFinalStateIsNotDurable) {
 
 // The worker's save of the last state failed twice; what the agent saves of it once all workers
 // have ended counts.
+TEST(Save, IntoARootThatSomebodyEmptiedFailsAndSaysSo) {
+  Launched job;
+  job.Start({"-n", "1", "--", BuildFolder() / "outlast_toy_trainer", "--steps", "60", "--step-ms",
+             "10", "--ckpt-dir", "ckpt", "--ckpt-every", "20"});
+  while (job.Count("ckpt", "MANIFEST.json") == 0) Clock::Real().SleepFor(absl::Milliseconds(2));
+  std::filesystem::remove_all(job.Path("ckpt"));
+  std::filesystem::create_directory(job.Path("ckpt"));
+
+  EXPECT_EQ(job.Wait().code, 88) << job.Read("err");
+
+  EXPECT_THAT(job.Read("err"), HasSubstr("root ckpt is gone"));
+  EXPECT_EQ(job.Count("ckpt", "step-"), 0);
+}
+
 TEST(Save, EndsWithZeroWhereTheAgentSavesTheFinalStateAfterAll) {
   CkptJob job;
   job.world = 2;
