@@ -79,6 +79,11 @@ absl::Status ReadAt(int fd, const std::string& path, uint64_t offset, std::span<
   return absl::OkStatus();
 }
 
+absl::Status CannotWrite(const absl::Status& status, std::string_view uri) {
+  if (!absl::IsPermissionDenied(status)) return status;
+  return Annotate(status, fmt::format("remote root {}: it must be writable to be saved to", uri));
+}
+
 absl::Status TakenBy(std::string_view uri, const ClaimFile& file, uint64_t mine) {
   const Claim owner = file.claim.value_or(Claim{});
   return Error(absl::StatusCode::kAborted,
@@ -115,7 +120,7 @@ absl::Status RemoteRoot::Adopt(const Id128& job, const std::string& name) {
     OUTLAST_ASSIGN_OR_RETURN(const std::string text, ToText(RootRecord{job, name}));
     absl::Status made = PutSmall(*blob_, std::string(kRootFile), text, PutMode::kCreate);
     if (made.ok()) job_ = job;
-    if (!made.ok() && !absl::IsAlreadyExists(made)) return made;
+    if (!made.ok() && !absl::IsAlreadyExists(made)) return CannotWrite(made, uri());
     if (absl::IsAlreadyExists(made)) OUTLAST_RETURN_IF_ERROR(ReadRecord());
   }
   if (job_ == job) return absl::OkStatus();
@@ -208,13 +213,18 @@ absl::Status RemoteRoot::TakeClaim(uint64_t number) {
                : Error(absl::StatusCode::kFailedPrecondition,
                        "remote root {}: another run took claim {} at this moment", uri(), number);
   }
-  OUTLAST_RETURN_IF_ERROR(made);
+  OUTLAST_RETURN_IF_ERROR(CannotWrite(made, uri()));
   {
     MutexLock lock(mutex_);
     claim_ = number;
     beat_ = 0;
   }
   return Beat();
+}
+
+bool RemoteRoot::is_claimed() {
+  MutexLock lock(mutex_);
+  return claim_ != 0;
 }
 
 absl::Status RemoteRoot::Beat() {

@@ -54,8 +54,9 @@ class RemoteRoot {
   // Waits until the newest claim's owner is gone, as Root::TakeClaim does, and returns the largest
   // number of claims and manifests. kFailedPrecondition: the owner still beats.
   absl::StatusOr<uint64_t> AwaitTurn();
-  // kFailedPrecondition: another run was first.
+  // kFailedPrecondition: another run was first. kPermissionDenied: it may not be written.
   absl::Status TakeClaim(uint64_t number);
+  bool is_claimed();
   absl::Status Beat();
   absl::Status Release();
   // kAborted, naming the owner, once a larger claim of another run exists.

@@ -34,6 +34,11 @@ absl::Status ClaimBoth(Root& root, RemoteRoot& remote) {
   return remote.TakeClaim(root.claim());
 }
 
+// There is something to read, and this run may not write there.
+bool IsReadOnly(const absl::Status& claimed, const RemoteRoot& remote) {
+  return absl::IsPermissionDenied(claimed) && remote.job().has_value();
+}
+
 absl::Status CheckLocalGoesOn(const Root& root, const absl::Status& remote_error) {
   OUTLAST_ASSIGN_OR_RETURN(const Listing listing, root.List());
   const auto decision = DecideStart(listing, StartMode::kResume);
@@ -59,7 +64,7 @@ absl::StatusOr<std::unique_ptr<RemoteRoot>> OpenRemote(const RemoteTierOptions& 
 }
 
 absl::StatusOr<OpenedTiers> OpenTiers(const std::string& uri, const RemoteTierOptions& options,
-                                      StartMode mode) {
+                                      RootsNeed need) {
   OpenedTiers tiers;
   RootOptions root_options = options.root;
   const bool has_remote = !options.remote.uri.empty();
@@ -75,6 +80,8 @@ absl::StatusOr<OpenedTiers> OpenTiers(const std::string& uri, const RemoteTierOp
   OUTLAST_ASSIGN_OR_RETURN(tiers.root, Root::Open(uri, root_options));
   if (tiers.remote != nullptr) {
     tiers.remote_error = ClaimBoth(*tiers.root, *tiers.remote);
+    if (IsReadOnly(tiers.remote_error, *tiers.remote))
+      tiers.read_only = std::exchange(tiers.remote_error, absl::OkStatus());
     if (!tiers.remote_error.ok()) {
       tiers.remote.reset();
       if (!IsOutOfReach(tiers.remote_error)) {
@@ -84,7 +91,7 @@ absl::StatusOr<OpenedTiers> OpenTiers(const std::string& uri, const RemoteTierOp
     }
   }
   if (tiers.root->claim() == 0) OUTLAST_RETURN_IF_ERROR(tiers.root->TakeClaim());
-  if (!tiers.remote_error.ok() && mode == StartMode::kResume) {
+  if (!tiers.remote_error.ok() && need == RootsNeed::kACheckpoint) {
     const absl::Status goes_on = CheckLocalGoesOn(*tiers.root, tiers.remote_error);
     if (!goes_on.ok()) {
       tiers.root->Release().IgnoreError();
@@ -127,10 +134,18 @@ absl::StatusOr<std::shared_ptr<RemoteRoot>> RemoteTier::Remote() {
     if (remote_ != nullptr) return remote_;
   }
   OUTLAST_ASSIGN_OR_RETURN(std::shared_ptr<RemoteRoot> found, OpenRemote(options_));
-  OUTLAST_RETURN_IF_ERROR(ClaimBoth(root_, *found));
+  const absl::Status claimed = ClaimBoth(root_, *found);
+  if (!claimed.ok() && !IsReadOnly(claimed, *found)) return claimed;
   MutexLock lock(mutex_);
   if (remote_ == nullptr) remote_ = std::move(found);
   return remote_;
+}
+
+// One that could only be read may have become writable.
+absl::StatusOr<std::shared_ptr<RemoteRoot>> RemoteTier::Claimed() {
+  OUTLAST_ASSIGN_OR_RETURN(auto remote, Remote());
+  if (!remote->is_claimed()) OUTLAST_RETURN_IF_ERROR(ClaimBoth(root_, *remote));
+  return remote;
 }
 
 void RemoteTier::KeepStanding(const TierView& view) {
@@ -219,7 +234,7 @@ void RemoteTier::Start(Job job) {
 }
 
 absl::StatusOr<UploadResult> RemoteTier::Upload(const Job& job) {
-  OUTLAST_ASSIGN_OR_RETURN(const auto remote, Remote());
+  OUTLAST_ASSIGN_OR_RETURN(const auto remote, Claimed());
   OUTLAST_ASSIGN_OR_RETURN(
       UploadResult result,
       remote->Upload(root_.PathOf(job.checkpoint), &limiter_, [this] { return is_cancelled(); }));

@@ -7,7 +7,8 @@
 // Nothing here holds up training or a local save: uploads run on a background thread of idle I/O
 // priority, and what is being uploaded is spared by local retention until that has ended. A remote
 // store that is out of reach when the job begins is looked for again at each due save, unless the
-// local root has nothing to go on from.
+// local root has nothing to go on from. One that may only be read is restored from all the same;
+// each upload to it fails, and says so.
 //
 // Of several nodes the lead uploads all shards, from the folder that all see; what is restored
 // every node reads for itself (remote_reads.h).
@@ -50,16 +51,25 @@ struct RemoteTierOptions {
   std::function<absl::Duration(absl::Duration upload_time)> auto_interval;
 };
 
+// What the roots must hold where the remote one is out of reach.
+enum class RootsNeed : uint8_t {
+  kACheckpoint = 0,
+  kNothing = 1,  // the job starts afresh, or goes on from what memory holds
+};
+
 // Opens the local root and, where `remote.uri` says so, the remote one, and claims both, by the
 // same number. What `remote_error` says is not OK: the remote root could not be reached, and the
-// local one has checkpoints to go on from (or `fresh`). Blocks; for a thread of its own.
+// local one has what `need` says. One that may only be read comes unclaimed, and `read_only` says
+// why. kPermissionDenied, naming the remote root: it may only be read, and is nobody's yet. Blocks;
+// for a thread of its own.
 struct OpenedTiers {
   std::unique_ptr<Root> root;
   std::unique_ptr<RemoteRoot> remote;
   absl::Status remote_error;
+  absl::Status read_only;
 };
 absl::StatusOr<OpenedTiers> OpenTiers(const std::string& uri, const RemoteTierOptions& options,
-                                      StartMode mode);
+                                      RootsNeed need);
 
 // A remote root to read from; nothing is claimed. Blocks on the store.
 absl::StatusOr<std::unique_ptr<RemoteRoot>> OpenRemote(const RemoteTierOptions& options);
@@ -98,7 +108,7 @@ class RemoteTier {
   // What follows blocks, and is for a thread that may.
   // Both tiers as one. The remote one's error becomes `note`, and the local one is all there is.
   absl::StatusOr<TierView> View(std::string* note);
-  // Opened and claimed, if it was not yet.
+  // To read from: opened, and claimed where it may be.
   absl::StatusOr<std::shared_ptr<RemoteRoot>> Remote();
 
  private:
@@ -111,6 +121,7 @@ class RemoteTier {
   bool IsDue(int64_t step) const;
   void Queue(Job job);
   void Start(Job job);
+  absl::StatusOr<std::shared_ptr<RemoteRoot>> Claimed();
   absl::StatusOr<UploadResult> Upload(const Job& job);
   // What the upload thread has left for the loop's.
   void Drain();

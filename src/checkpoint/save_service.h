@@ -175,7 +175,8 @@ class SaveService final : public KeeperExtension {
   struct Opened {
     std::unique_ptr<Root> root;
     std::unique_ptr<RemoteRoot> remote;
-    absl::Status remote_error;
+    absl::Status remote_error;         // out of reach
+    absl::Status remote_is_read_only;  // OK: it is not
     bool resume = true;
   };
 
@@ -204,8 +205,9 @@ class SaveService final : public KeeperExtension {
   void OnOpenRoot(int slot, Message& message);
   absl::StatusOr<std::shared_ptr<Opened>> static OpenToWrite(const std::string& uri,
                                                              const RemoteTierOptions& options,
-                                                             StartMode mode,
+                                                             StartMode mode, RootsNeed need,
                                                              const std::string& committer);
+  static RootsNeed NeedOf(StartMode mode);
   StartMode WantedStart() const;
   absl::Status Adopt(absl::StatusOr<std::shared_ptr<Opened>> opened);
   void BeginWriting();
@@ -253,7 +255,8 @@ class SaveService final : public KeeperExtension {
   struct Candidates {
     StartDecision decision;
     std::vector<std::string> local, remote;  // where they are usable
-    std::string note;
+    std::string note;                        // why the remote root was left out; empty: it was not
+    StartMode mode = StartMode::kResume;
   };
   static std::string NewestUsable(const Candidates& candidates, const Restoring& restoring);
   void OnCandidates(uint64_t generation, uint32_t attempt,
@@ -320,7 +323,8 @@ class SaveService final : public KeeperExtension {
   int64_t dropped_ = 0;
   std::optional<std::string> parent_;
   bool committed_here_ = false;
-  bool is_stopped_ = false;  // an agreed stop was saved
+  bool began_at_zero_ = false;  // both tiers were looked at, and there was nothing
+  bool is_stopped_ = false;     // an agreed stop was saved
   std::map<int64_t, std::vector<Waiter>> finishers_;
   std::set<int64_t> retried_;
   std::optional<EventLoop::TimerId> auto_timer_, beat_timer_, limit_timer_;

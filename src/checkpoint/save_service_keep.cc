@@ -80,7 +80,9 @@ absl::Status SaveService::GoOn(Kept& kept) {
     if (!parent.empty()) parent_ = parent;
   }
   const StartMode mode = resume || committed_here_ ? StartMode::kResume : StartMode::kFresh;
-  auto opened = OpenToWrite(checkpointer_.uri, TierOptions(), mode, options_.committer);
+  // The ranks train on: what memory holds is enough, wherever the rest lies.
+  auto opened =
+      OpenToWrite(checkpointer_.uri, TierOptions(), mode, RootsNeed::kNothing, options_.committer);
   if (!opened.ok())
     return Annotate(opened.status(), fmt::format("checkpoint root '{}'", checkpointer_.uri));
   (*opened)->resume = resume;

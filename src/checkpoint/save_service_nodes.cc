@@ -251,7 +251,7 @@ void SaveService::Nodes::TakeLead() {
   of_.io_->Post([this, alive = alive_, &loop = of_.keeper_.loop(), uri = of_.checkpointer_.uri,
                  options = of_.TierOptions(), mode = of_.WantedStart(),
                  committer = of_.options_.committer] {
-    auto opened = OpenToWrite(uri, options, mode, committer);
+    auto opened = OpenToWrite(uri, options, mode, NeedOf(mode), committer);
     Heads heads;
     RootClaimed claimed;
     if (opened.ok()) {

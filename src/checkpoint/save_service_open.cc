@@ -62,7 +62,7 @@ void SaveService::OnOpenRoot(int slot, Message& message) {
              tier_options = TierOptions(), mode = WantedStart(), committer = options_.committer,
              claims = nodes_ == nullptr] {
     const auto open = [&]() -> absl::StatusOr<std::shared_ptr<Opened>> {
-      if (claims) return OpenToWrite(uri, tier_options, mode, committer);
+      if (claims) return OpenToWrite(uri, tier_options, mode, NeedOf(mode), committer);
       // Which node leads is not known yet; another one's folder is left as it is.
       RootOptions join = tier_options.root;
       join.access = Access::kJoin;
@@ -77,6 +77,10 @@ void SaveService::OnOpenRoot(int slot, Message& message) {
   });
 }
 
+RootsNeed SaveService::NeedOf(StartMode mode) {
+  return mode == StartMode::kFresh ? RootsNeed::kNothing : RootsNeed::kACheckpoint;
+}
+
 StartMode SaveService::WantedStart() const {
   const bool fresh = options_.fresh || checkpointer_.start == CheckpointerOptions::Start::kFresh;
   return fresh ? StartMode::kFresh : StartMode::kResume;
@@ -84,13 +88,14 @@ StartMode SaveService::WantedStart() const {
 
 // With a claim, and with what a former writer had left whole but for its manifest.
 absl::StatusOr<std::shared_ptr<SaveService::Opened>> SaveService::OpenToWrite(
-    const std::string& uri, const RemoteTierOptions& options, StartMode mode,
+    const std::string& uri, const RemoteTierOptions& options, StartMode mode, RootsNeed need,
     const std::string& committer) {
   auto opened = std::make_shared<Opened>();
-  OUTLAST_ASSIGN_OR_RETURN(OpenedTiers tiers, OpenTiers(uri, options, mode));
+  OUTLAST_ASSIGN_OR_RETURN(OpenedTiers tiers, OpenTiers(uri, options, need));
   opened->root = std::move(tiers.root);
   opened->remote = std::move(tiers.remote);
   opened->remote_error = tiers.remote_error;
+  opened->remote_is_read_only = tiers.read_only;
   opened->resume = mode == StartMode::kResume;
   opened->root->RollForward({}, {committer, opened->root->claim(), 0}).status().IgnoreError();
   return opened;
@@ -120,6 +125,11 @@ void SaveService::MakeTier() {
     options_.observer.on_note(fmt::format(
         "the remote root cannot be reached, it is looked for again at each due save: {}",
         MessageOf(opened_->remote_error)));
+  }
+  if (!opened_->remote_is_read_only.ok()) {
+    options_.observer.on_note(
+        fmt::format("the remote root can only be read, nothing is saved there: {}",
+                    MessageOf(opened_->remote_is_read_only)));
   }
   RemoteObserver observer;
   observer.on_uploaded = [this](int64_t step, const UploadResult& result) {

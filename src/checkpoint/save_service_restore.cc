@@ -91,6 +91,7 @@ void SaveService::ChooseFromDisk() {
                   tier = tier_.get(), generation = generation_, attempt = restoring_.attempt] {
     const auto decide = [&]() -> absl::StatusOr<Candidates> {
       Candidates found;
+      found.mode = mode;
       if (tier == nullptr) {
         OUTLAST_ASSIGN_OR_RETURN(const Listing listing, opened->root->List());
         OUTLAST_ASSIGN_OR_RETURN(found.decision, DecideStart(listing, mode));
@@ -159,8 +160,12 @@ void SaveService::OnCandidates(uint64_t generation, uint32_t attempt,
       }
     }
     // Nothing was ever saved, or a fresh start was asked for: step 0. But never because all that
-    // there was failed.
-    if (restoring_.passed_over.empty()) return Decide({});
+    // there was failed, or because the remote root could not be looked at.
+    const bool all_was_seen = candidates->note.empty() || candidates->mode == StartMode::kFresh;
+    began_at_zero_ = began_at_zero_ || (restoring_.passed_over.empty() && all_was_seen);
+    if (restoring_.passed_over.empty() && began_at_zero_ && (all_was_seen || !committed_here_))
+      return Decide({});
+    error = candidates->note;
   }
   for (const std::string& one : restoring_.passed_over) error += (error.empty() ? "" : "; ") + one;
   const absl::Status status = Error(absl::StatusCode::kDataLoss,

@@ -6,9 +6,13 @@
 #include <filesystem>
 #include <fstream>
 
+#include "base/channel.h"
 #include "checkpoint/remote_root.h"
+#include "checkpoint/save_wire.h"
 #include "outlast/base/plugins.h"
 #include "outlast/store/blob.h"
+#include "run/keeper.h"
+#include "run/vault.h"
 #include "tests/checkpoint/disk_fixture.h"
 #include "tests/checkpoint/job_fixture.h"
 
@@ -448,6 +452,80 @@ TEST_F(RemoteTierTest, BeginsWithoutAStoreThatIsOutOfReachWhereTheDiskHasSome) {
   EXPECT_THAT(second.restored_from, ElementsAre("disk"));
   EXPECT_THAT(second.notes, Contains(HasSubstr("the remote root cannot be reached")));
   EXPECT_THAT(upload_errors_, Not(IsEmpty()));
+}
+
+// Reading needs no write: it serves a restore, and what is saved stays on the disk.
+TEST_F(RemoteTierTest, ThatMayOnlyBeReadIsRestoredFromAndNamedByEachUpload) {
+  Seen first, second;
+  Run(Spec(30), first);
+  const std::vector<std::string> before = store_.puts();
+  fs::remove_all(folder_ / "root");
+  store_.SetFault([](const std::string& what, const std::string& key) {
+    return what == "put" || what == "remove" ? absl::PermissionDeniedError(key + ": AccessDenied")
+                                             : absl::OkStatus();
+  });
+  Run(Spec(40), second);
+  EXPECT_THAT(second.restored_from, ElementsAre("remote"));
+  EXPECT_THAT(second.restored_steps, ElementsAre(30));
+  EXPECT_THAT(second.notes, Contains(AllOf(HasSubstr("can only be read"),
+                                           HasSubstr("remote root test://store"))));
+  EXPECT_EQ(CommittedSteps(folder_ / "root").front(), 40);
+  EXPECT_THAT(upload_errors_, Contains(AllOf(HasSubstr("upload of step 40"),
+                                             HasSubstr("remote root test://store: it must be "
+                                                       "writable"),
+                                             HasSubstr("AccessDenied"))));
+  EXPECT_EQ(store_.puts(), before);
+}
+
+TEST_F(RemoteTierTest, ThatMayOnlyBeReadAndIsNobodysYetIsRefusedByItsName) {
+  store_.SetFault([](const std::string& what, const std::string& key) {
+    return what == "put" ? absl::PermissionDeniedError(key + ": AccessDenied") : absl::OkStatus();
+  });
+  Seen seen;
+  RunJob(Spec(20), seen);
+  EXPECT_EQ(seen.result.exit_code, 85);
+  EXPECT_THAT(seen.result.reason, HasSubstr("remote root test://store: it must be writable"));
+}
+
+// It was there when the job began, and cannot be listed when a restore is chosen.
+TEST_F(RemoteTierTest, ThatCannotBeListedAnyMoreIsNoReasonToBeginAtZero) {
+  Seen first, second;
+  Run(Spec(30), first);
+  fs::remove_all(folder_ / "root");
+  JobSpec spec = Spec(40);
+  spec.at_restore = [&](LocalWorld&, outlast::Run&) {
+    store_.SetFault([](const std::string& what, const std::string&) {
+      return what == "list" ? absl::UnavailableError("SlowDown") : absl::OkStatus();
+    });
+  };
+  RunJob(spec, second);
+  EXPECT_NE(second.result.exit_code, 0);
+  EXPECT_THAT(second.restored_steps, IsEmpty());
+  EXPECT_THAT(second.result.reason, HasSubstr("SlowDown"));
+}
+
+// Its ranks train, and memory holds their state; on the disk there is nothing yet.
+TEST_F(RemoteTierTest, OutOfReachRefusesNoAgentThatGoesOnWithARunningJob) {
+  Seen first;
+  Run(Spec(30), first);
+  fs::remove_all(folder_ / "root");
+  store_.SetFault(OutOfReach);
+  JobSpec spec = Spec(40);
+  std::vector<std::string> notes;
+  spec.service.observer.on_note = [&](const std::string& line) { notes.push_back(line); };
+  absl::Status went_on = absl::UnknownError("was not asked");
+  LocalWorldOptions options;
+  options.prepare = [&](Keeper& keeper) {
+    SaveService service(keeper, spec.service);
+    Kept kept;  // as a former agent keeps what the ranks have opened
+    kept["save.open"].bytes =
+        PayloadWriter().Text(EncodeOptions(spec.checkpoints)).Int(uint8_t{1}).bytes();
+    went_on = service.GoOn(kept);
+  };
+  LocalWorld world(1, options);
+  world.Run([](outlast::Run&) { return absl::OkStatus(); });
+  EXPECT_EQ(went_on, absl::OkStatus());
+  EXPECT_THAT(notes, Contains(HasSubstr("the remote root cannot be reached")));
 }
 
 // K12: never a silent step 0.
