@@ -44,8 +44,9 @@ absl::StatusOr<NodeCount> ParseNodeCount(const std::string& text) {
 absl::Status ReadPeerRate(const std::string& text, PeerRate& rate) {
   if (text.empty() || text.back() != '%')
     return ReadInteger("--preflight-peer-rate", text, 0, 1'000'000, rate.floor);
+  const std::string number = text.substr(0, text.size() - 1);
   int percent = 0;
-  if (!ReadInteger("--preflight-peer-rate", text.substr(0, text.size() - 1), 1, 99, percent).ok())
+  if (number.empty() || !ReadInteger("--preflight-peer-rate", number, 1, 99, percent).ok())
     return RefuseValue("--preflight-peer-rate", text, "MB/s, or 1% to 99%");
   rate.share = percent / 100.0;
   return absl::OkStatus();
