@@ -169,7 +169,7 @@ absl::Status MakeFolders(const std::string& path) {
   if (errno != ENOENT) return FileError(errno, "stat", path);
   const std::string parent = ParentOf(path);
   OUTLAST_RETURN_IF_ERROR(MakeFolders(parent));
-  const absl::Status made = MakeFolder(path);
+  absl::Status made = MakeFolder(path);
   if (!made.ok() && !absl::IsAlreadyExists(made)) return made;
   return FsyncFolder(parent);
 }
@@ -218,7 +218,7 @@ absl::Status ReplaceWhole(const std::string& folder, const std::string& name,
   const std::string final_path = folder + "/" + name;
   OUTLAST_RETURN_IF_ERROR(WriteNew(temp, bytes));
   if (rename(temp.c_str(), final_path.c_str()) != 0) {
-    const absl::Status status = FileError(errno, "rename", final_path);
+    absl::Status status = FileError(errno, "rename", final_path);
     unlink(temp.c_str());
     return status;
   }
@@ -473,7 +473,7 @@ absl::Status DirectWriter::Finish() {
   if (ftruncate(fd, static_cast<off_t>(state.file_bytes)) != 0)
     return FileError(errno, "truncate", state.path);
   if (fdatasync(fd) != 0) return FileError(errno, "fdatasync", state.path, state.file_bytes);
-  const absl::Status closed = CloseChecked(state.fd, state.path);
+  absl::Status closed = CloseChecked(state.fd, state.path);
   if (!closed.ok()) {
     unlink(state.path.c_str());
     return closed;
