@@ -160,6 +160,13 @@ class Elected : public ::testing::Test {
     for (const auto& [k, agent] : agents_)
       ASSERT_NE(agent->LineWith("the coordinator is there", Within(40)), "") << Seen();
   }
+  // Node 1 leads, and `next` stands by.
+  void KillTheLeaderAndAwait(PipedProcess& next) {
+    coordinators_.at(1)->Kill();
+    ASSERT_NE(next.LineWith("goes on with job job at generation 1", Within(30)), "") << Seen();
+    AwaitCoordinatorAtAgents();
+    ASSERT_TRUE(AllTrain(4, 1, LastRound() + 20)) << Seen();
+  }
 
   const TempFolder folder_;
   std::unique_ptr<EtcdServer> etcd_;
@@ -190,10 +197,7 @@ TEST_F(Elected, WhenTheLeaderIsKilledTheNextGoesOnAndNobodyLosesAStep) {
   PipedProcess& next = StandBy(2, kShort);
   StartAgents();
 
-  coordinators_.at(1)->Kill();
-  ASSERT_NE(next.LineWith("goes on with job job at generation 1", Within(30)), "") << Seen();
-  AwaitCoordinatorAtAgents();
-  ASSERT_TRUE(AllTrain(4, 1, LastRound() + 20)) << Seen();
+  ASSERT_NO_FATAL_FAILURE(KillTheLeaderAndAwait(next));
 
   const std::map<int, pid_t> before = Pids(1);
   kill(before.at(3), SIGKILL);  // it decides, too
@@ -298,10 +302,7 @@ TEST_F(Elected, ServersOfEtcdThatAreDeadOrSilentAreDoneWithout) {
   PipedProcess& next = StandBy(2, kShort);
   StartAgents();
 
-  coordinators_.at(1)->Kill();
-  ASSERT_NE(next.LineWith("goes on with job job at generation 1", Within(30)), "") << Seen();
-  AwaitCoordinatorAtAgents();
-  ASSERT_TRUE(AllTrain(4, 1, LastRound() + 20)) << Seen();
+  ASSERT_NO_FATAL_FAILURE(KillTheLeaderAndAwait(next));
   EndTraining();
   AllAgentsEndWith(0);
   EXPECT_EQ(next.Wait(Within(20)), 0) << next.seen();

@@ -16,9 +16,8 @@
 //   detection to the first new process or the new generation's COMMIT, whichever is first,
 //   recovery; then init, and restore where it was recorded, up to the first step.
 // - An agent that was lost and followed (--on-agent-death adopt) cost no rank: from its death to
-// the
-//   new generation's COMMIT nobody was in control, which is recovery, but for the steps that ranks
-//   still made. They are lost only where they are run again.
+//   the new generation's COMMIT nobody was in control, which is recovery, but for the steps that
+//   ranks still made. They are lost only where they are run again.
 // - warm_up: of the first three steps after a start, what exceeds the median of the next twenty by
 // more than a tenth of it
 //   (below that it is noise, which would only ever add).
