@@ -1016,14 +1016,15 @@ TEST_F(Nodes, EachLineSaysWhoseItIsAndTheReportHasTheOneCauseOfMuchNoise) {
   EXPECT_THAT(agents_.at(1)->seen(),
               AllOf(HasSubstr("[n1 0] noise 9999\n"), HasSubstr("[n1 1] noise 9999\n")));
   EXPECT_THAT(agents_.at(2)->seen(), HasSubstr("[n2 2] cause 39\n"));
-  const nlohmann::json faults = Report(1)["job_faults"], root = Report(2)["root"];
+  const nlohmann::json faults = Report(1)["job_faults"], root = Report(2)["root"],
+                       victims = Report(2)["victims"];
   ASSERT_EQ(faults.size(), 1u) << faults;
   EXPECT_EQ(faults[0]["rank"], 2);
   EXPECT_EQ(faults[0]["node"], "n2");
   EXPECT_EQ(root["rank"], 2);
   EXPECT_EQ(root["end"]["code"], 9);
   EXPECT_THAT(root["last_lines"].get<std::string>(), HasSubstr("cause 39"));
-  for (const auto& victim : Report(2)["victims"]) EXPECT_EQ(victim["how"], "stopped by us");
+  for (const auto& victim : victims) EXPECT_EQ(victim["how"], "stopped by us");
 }
 
 TEST_F(Nodes, WithoutRestartsAllAgentsEndWithTheFirstFailedWorkersCode) {
