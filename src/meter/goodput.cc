@@ -4,212 +4,14 @@
 #include <compare>
 #include <map>
 #include <tuple>
-#include <type_traits>
 #include <utility>
-#include <variant>
 
+#include "meter/invocations.h"
+#include "meter/painter.h"
 #include "outlast/meter/histogram.h"
 
 namespace outlast {
 namespace {
-
-// Wall times come from a file: their differences may pass 2^63.
-__extension__ using Int128 = __int128;
-
-constexpr int64_t kLatest = int64_t{1} << 58;
-constexpr int64_t kLatestStart = int64_t{1} << 61;
-
-int64_t Clamp(int64_t value) { return std::clamp<int64_t>(value, 0, kLatest); }
-
-// --- States painted over each other ---
-
-using StateMask = uint32_t;
-
-constexpr StateMask Bit(JobState state) { return StateMask{1} << static_cast<unsigned>(state); }
-constexpr StateMask kAnyState = ~StateMask{0};
-
-// A partition of [0, end): whatever is painted, and in whatever order, the parts sum to `end`.
-class Painter {
- public:
-  explicit Painter(int64_t end) : end_(end) { from_.emplace(0, JobState::kUnknown); }
-
-  void Paint(int64_t begin, int64_t end, JobState state, StateMask over = kAnyState) {
-    begin = std::max<int64_t>(begin, 0);
-    end = std::min(end, end_);
-    if (begin >= end) return;
-    Split(begin);
-    Split(end);
-    for (auto it = from_.find(begin); it != from_.end() && it->first < end; ++it) {
-      if (over & Bit(it->second)) it->second = state;
-    }
-    Join(begin, end);
-  }
-
-  std::array<int64_t, kJobStates> Sums() const {
-    std::array<int64_t, kJobStates> sums{};
-    for (auto it = from_.begin(); it != from_.end(); ++it) {
-      const auto next = std::next(it);
-      sums[static_cast<size_t>(it->second)] +=
-          (next == from_.end() ? end_ : next->first) - it->first;
-    }
-    return sums;
-  }
-
- private:
-  void Split(int64_t at) {
-    const auto after = from_.upper_bound(at);
-    if (at < end_) from_.emplace_hint(after, at, std::prev(after)->second);
-  }
-  // Neighbours in one state become one piece: a year of steps stays as small as its interruptions.
-  void Join(int64_t begin, int64_t end) {
-    auto it = from_.find(begin);
-    if (it != from_.begin()) --it;
-    while (true) {
-      const auto next = std::next(it);
-      if (next == from_.end() || next->first > end) return;
-      if (next->second == it->second) {
-        from_.erase(next);
-      } else {
-        it = next;
-      }
-    }
-  }
-
-  int64_t end_;
-  std::map<int64_t, JobState> from_;
-};
-
-// --- The invocations on one clock ---
-
-// Calls f on each time of an entry; an unknown one (last_progress_ns of 0) is left out.
-template <typename F>
-void ForEachTime(LedgerEntry& entry, F f) {
-  std::visit(
-      [&](auto& e) {
-        if constexpr (requires { e.start_ns; }) {
-          f(e.start_ns);
-          f(e.end_ns);
-        } else if constexpr (requires { e.boottime_ns; }) {
-          f(e.boottime_ns);
-        } else {
-          f(e.time_ns);
-          if constexpr (requires { e.last_progress_ns; }) {
-            if (e.last_progress_ns != 0) f(e.last_progress_ns);
-          }
-        }
-      },
-      entry);
-}
-
-// A list for each kind of record.
-template <typename Variant>
-struct ListsOf;
-template <typename... T>
-struct ListsOf<std::variant<T...>> {
-  using Type = std::tuple<std::vector<T>...>;
-};
-using EntryLists = ListsOf<LedgerEntry>::Type;
-
-struct Invocation {
-  EntryLists lists;
-  ClockDomainEntry domain;  // on its own clock
-  int64_t begin = 0;        // on the time line, as are the lists
-  int64_t end = 0;
-  bool has_end = false;
-
-  template <typename T>
-  const std::vector<T>& All() const {
-    return std::get<std::vector<T>>(lists);
-  }
-};
-
-// One invocation on its own clock, with its times clamped.
-struct OwnClock {
-  RunEntries entries;
-  ClockDomainEntry domain;
-  int64_t begin = kLatest;
-  int64_t end = 0;
-};
-
-OwnClock ReadClock(const RunEntries& entries) {
-  OwnClock run;
-  run.entries = entries;
-  for (LedgerEntry& entry : run.entries) {
-    ForEachTime(entry, [&run](int64_t& time) {
-      time = Clamp(time);
-      run.begin = std::min(run.begin, time);
-      run.end = std::max(run.end, time);
-    });
-    if (const auto* domain = std::get_if<ClockDomainEntry>(&entry)) run.domain = *domain;
-  }
-  return run;
-}
-
-Invocation Shift(OwnClock run, int64_t by) {
-  Invocation out;
-  out.domain = run.domain;
-  out.begin = run.begin + by;
-  out.end = run.end + by;
-  for (LedgerEntry& entry : run.entries) {
-    ForEachTime(entry, [by](int64_t& time) { time += by; });
-    std::visit(
-        [&out](auto& each) {
-          std::get<std::vector<std::remove_cvref_t<decltype(each)>>>(out.lists).push_back(
-              std::move(each));
-        },
-        entry);
-  }
-  out.has_end = !out.All<EndEntry>().empty();
-  return out;
-}
-
-// Wall time of `at`, a time of the run's own clock.
-Int128 WallTime(const OwnClock& run, int64_t at) {
-  return static_cast<Int128>(run.domain.realtime_ns) + at - run.domain.boottime_ns;
-}
-
-struct Line {
-  std::vector<Invocation> runs;
-  std::vector<bool> gap_is_estimated;  // in front of run i
-};
-
-struct Place {
-  int64_t shift = 0;
-  bool is_estimated = false;
-};
-
-// Where `run` goes behind `previous`, which was shifted by `previous_shift`.
-Place PlaceBehind(const OwnClock& previous, int64_t previous_shift, const OwnClock& run) {
-  const bool same_boot =
-      !run.domain.boot_id.is_zero() && run.domain.boot_id == previous.domain.boot_id;
-  // They may overlap a little: an agent is killed and the job started again before the last of its
-  // workers is gone.
-  if (same_boot && run.begin >= previous.begin) return {previous_shift, false};
-  const Int128 gap = WallTime(run, run.begin) - WallTime(previous, previous.end);
-  const int64_t begin =
-      previous.end + previous_shift + static_cast<int64_t>(std::clamp<Int128>(gap, 0, kLatest));
-  return {std::min(begin, kLatestStart) - run.begin, true};
-}
-
-// Orders the invocations and moves each onto one clock that starts at 0.
-Line PutOnOneClock(std::span<const RunEntries> runs) {
-  std::vector<OwnClock> own;
-  for (const RunEntries& entries : runs) {
-    if (!entries.empty()) own.push_back(ReadClock(entries));
-  }
-  std::stable_sort(own.begin(), own.end(), [](const OwnClock& a, const OwnClock& b) {
-    return std::tie(a.domain.realtime_ns, a.domain.run_id) <
-           std::tie(b.domain.realtime_ns, b.domain.run_id);
-  });
-  Line line;
-  Place place;
-  for (size_t i = 0; i < own.size(); ++i) {
-    place = i == 0 ? Place{-own[0].begin, false} : PlaceBehind(own[i - 1], place.shift, own[i]);
-    line.runs.push_back(Shift(own[i], place.shift));
-    line.gap_is_estimated.push_back(place.is_estimated);
-  }
-  return line;
-}
 
 // --- Steps ---
 
@@ -259,8 +61,8 @@ JobStep FromLead(size_t run, const StepEntry& entry) {
     return taken;
   };
   step.data_ns = take(entry.data_ns);
-  step.work_ns =
-      take(Clamp(entry.forward_ns) + Clamp(entry.backward_ns) + Clamp(entry.optimizer_ns));
+  step.work_ns = take(ClampRecorded(entry.forward_ns) + ClampRecorded(entry.backward_ns) +
+                      ClampRecorded(entry.optimizer_ns));
   step.checkpoint_stall_ns = take(entry.checkpoint_stall_ns);
   const bool is_marked = step.data_ns + step.work_ns + step.checkpoint_stall_ns > 0;
   if (!is_marked && !(step.flags & kStepEval)) step.work_ns = take(left);
@@ -350,8 +152,9 @@ Groups CollectGroups(const std::vector<Invocation>& runs, const std::vector<JobS
     for (const RollbackEntry& entry : runs[run].All<RollbackEntry>()) {
       Group& group = groups[{run, entry.generation}];
       KeepMin(group.resume_step, entry.resume_step);
-      const int64_t reached = Clamp(entry.reached_step);
-      KeepMax(group.told_steps_lost, std::max<int64_t>(0, reached - Clamp(entry.resume_step)));
+      const int64_t reached = ClampRecorded(entry.reached_step);
+      KeepMax(group.told_steps_lost,
+              std::max<int64_t>(0, reached - ClampRecorded(entry.resume_step)));
       if (entry.source != StateSource::kUnknown) group.source = std::string(ToString(entry.source));
     }
   }
@@ -538,7 +341,7 @@ void PaintRun(const Invocation& run, std::optional<int64_t> first_step, Painter&
   painter.Paint(init_end, run.end, JobState::kIdleHeld);
 }
 
-void PaintGap(const Line& line, size_t run, Painter& painter) {
+void PaintGap(const TimeLine& line, size_t run, Painter& painter) {
   const Invocation& before = line.runs[run - 1];
   JobState state = before.has_end ? JobState::kQueue : JobState::kRecovery;
   if (line.gap_is_estimated[run]) state = JobState::kUnknown;
@@ -673,7 +476,7 @@ std::string_view StateName(JobState state) {
 }
 
 Timeline BuildTimeline(std::span<const RunEntries> runs) {
-  const Line line = PutOnOneClock(runs);
+  const TimeLine line = PutOnOneClock(runs);
   Timeline timeline;
   timeline.runs = line.runs.size();
   for (const Invocation& run : line.runs) timeline.wall_ns = std::max(timeline.wall_ns, run.end);
