@@ -219,7 +219,8 @@ int RunSubmitTool(const std::vector<std::string>& arguments, std::ostream& out, 
     if (!fits.ok()) return refuse(MessageOf(fits));
     return refuse(std::string(error.what()) + ": see outlast submit --help");
   }
-  fits = RefuseEmptyValues(app);
+  fits = RefuseRepeatedFlags(app);
+  if (fits.ok()) fits = RefuseEmptyValues(app);
   if (!fits.ok()) return refuse(MessageOf(fits));
   const auto text = Submit(raw);
   if (!text.ok()) {

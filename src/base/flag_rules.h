@@ -28,18 +28,19 @@ absl::Status RefuseCutValues(App& app, const std::vector<std::string>& flags) {
   return absl::OkStatus();
 }
 
-// After a parse that failed: a flag that was given more than once though it has one value.
+// After a parse, also one that failed: a flag that was given more than once though it has one value
+// or none. CLI11 itself refuses the former, in its own words, and takes the latter.
 template <typename App>
 absl::Status RefuseRepeatedFlags(const App& app) {
   for (const auto* option : app.get_options()) {
     const auto& values = option->results();
-    if (option->get_expected_min() == 0 || option->get_expected_max() > 1 || values.size() < 2)
-      continue;
-    std::string found;
-    for (const std::string& value : values)
-      found += fmt::format("{}'{}'", found.empty() ? "" : ", ", OneLine(value));
-    return Error(absl::StatusCode::kInvalidArgument, "{} {}: given {} times, once wanted",
-                 option->get_name(), found, values.size());
+    if (option->get_expected_max() > 1 || values.size() < 2) continue;
+    std::string found = option->get_name();
+    const bool takes_value = option->get_expected_min() > 0;
+    for (size_t i = 0; takes_value && i < values.size(); ++i)
+      found += fmt::format("{} '{}'", i == 0 ? "" : ",", OneLine(values[i]));
+    return Error(absl::StatusCode::kInvalidArgument, "{}: given {} times, once wanted", found,
+                 values.size());
   }
   return absl::OkStatus();
 }

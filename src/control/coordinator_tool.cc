@@ -266,7 +266,8 @@ int RunCoordinatorTool(const std::vector<std::string>& arguments, std::ostream& 
     if (!given.ok()) return refuse(MessageOf(given));
     return refuse(std::string(error.what()) + ": see outlast coordinator --help");
   }
-  given = RefuseEmptyValues(app);
+  given = RefuseRepeatedFlags(app);
+  if (given.ok()) given = RefuseEmptyValues(app);
   if (!given.ok()) return refuse(MessageOf(given));
   absl::StatusOr<int> code = refused;
   if (const absl::Status fits = Complete(raw); fits.ok()) {

@@ -62,6 +62,14 @@ absl::StatusOr<Module> Find() {
 
 }  // namespace
 
+bool HasTransport() {
+  std::error_code ignored;
+  for (const std::filesystem::path& file : Places()) {
+    if (std::filesystem::exists(file, ignored)) return true;
+  }
+  return false;
+}
+
 absl::StatusOr<Transport*> LoadTransport() {
   OUTLAST_ASSIGN_OR_RETURN(const Module module, Find());
   const auto entry = reinterpret_cast<TransportEntry>(dlsym(module.handle, kTransportEntry));

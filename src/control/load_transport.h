@@ -15,6 +15,8 @@ namespace outlast::control {
 // kNotFound: where it was looked for. kFailedPrecondition: it is of another build, or does not
 // load.
 absl::StatusOr<Transport*> LoadTransport();
+// Whether a module is there; nothing is loaded.
+bool HasTransport();
 // A client of etcd, from the same module; nothing is sent yet. Errors as above.
 absl::StatusOr<std::shared_ptr<EtcdClient>> LoadEtcd(const EtcdServers& servers);
 

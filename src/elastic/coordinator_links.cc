@@ -3,6 +3,7 @@
 
 #include <algorithm>
 
+#include "base/plain_number.h"
 #include "outlast/base/id.h"
 #include "outlast/elastic/coordinator.h"
 
@@ -78,14 +79,14 @@ void Coordinator::EndMeasurement(size_t index, double megabytes_per_second,
   const double wanted = rates_.Wanted(ended.one, ended.other);
   const bool is_slow = megabytes_per_second < wanted;
   if (is_slow || megabytes_per_second == 0 || phase_ != CoordinatorPhase::kForming) {
-    Emit(
-        Announce{fmt::format("peer bandwidth: {} and {}: {}{}", ended.one, ended.other, detail,
-                             is_slow ? fmt::format("; at least {:.3g} MB/s wanted", wanted) : "")});
+    Emit(Announce{
+        fmt::format("peer bandwidth: {} and {}: {}{}", ended.one, ended.other, detail,
+                    is_slow ? fmt::format("; at least {} MB/s wanted", PlainNumber(wanted)) : "")});
   }
   for (const std::string& node : Measurable()) {
     if (rates_.FitnessOf(node) != LinkRates::Fitness::kUnfit || !IsBeingJudged(node)) continue;
-    Exclude(node, fmt::format("preflight: peer bandwidth: {}, at least {:.3g} MB/s wanted",
-                              rates_.Describe(node), rates_.LeastWanted(node)));
+    Exclude(node, fmt::format("preflight: peer bandwidth: {}, at least {} MB/s wanted",
+                              rates_.Describe(node), PlainNumber(rates_.LeastWanted(node))));
   }
   // Who was waited for may be taken now.
   MayGrow();

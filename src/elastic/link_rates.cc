@@ -5,6 +5,8 @@
 #include <algorithm>
 #include <limits>
 
+#include "base/plain_number.h"
+
 namespace outlast {
 namespace {
 
@@ -61,8 +63,9 @@ std::vector<std::string> LinkRates::OddLinks() const {
     for (const auto& [partner, rate] : rates) {
       const double median = MedianWithout(node, partner);
       if (partner < node || rate >= median / 2) continue;
-      odd.push_back(fmt::format("{} and {}: {:.4g} MB/s, the median of the {} others is {:.4g}",
-                                node, partner, rate, AllBut(node, partner).size(), median));
+      odd.push_back(fmt::format("{} and {}: {} MB/s, the median of the {} others is {}", node,
+                                partner, PlainNumber(rate), AllBut(node, partner).size(),
+                                PlainNumber(median)));
     }
   }
   return odd;
@@ -121,15 +124,16 @@ std::optional<std::pair<std::string, std::string>> LinkRates::NextPair(
 std::string LinkRates::Describe(const std::string& node) const {
   std::string text;
   for (const auto& [partner, rate] : Of(node))
-    text += fmt::format("{}{:.3g} MB/s with {}", text.empty() ? "" : ", ", rate, partner);
+    text += fmt::format("{}{} MB/s with {}", text.empty() ? "" : ", ", PlainNumber(rate), partner);
   return text;
 }
 
 std::string LinkRates::Summary() const {
   const std::vector<double> all = AllBut({}, {});
   if (all.empty()) return {};
-  return fmt::format("{} link{}, {:.3g} to {:.3g} MB/s, median {:.3g}", all.size(),
-                     all.size() == 1 ? "" : "s", all.front(), all.back(), all[all.size() / 2]);
+  return fmt::format("{} link{}, {} to {} MB/s, median {}", all.size(), all.size() == 1 ? "" : "s",
+                     PlainNumber(all.front()), PlainNumber(all.back()),
+                     PlainNumber(all[all.size() / 2]));
 }
 
 }  // namespace outlast

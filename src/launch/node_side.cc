@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "base/error.h"
+#include "base/plain_number.h"
 #include "base/socket.h"
 #include "control/agent_link.h"
 #include "control/endpoint.h"
@@ -230,7 +231,8 @@ void NodeSide::Measure(const control::Measure& measure,
           return done({number, 0, fmt::format("{}: {}", to, why)});
         }
         done({number, std::min(rate->there, rate->back),
-              fmt::format("{:.3g} MB/s, back {:.3g} MB/s", rate->there, rate->back)});
+              fmt::format("{} MB/s, back {} MB/s", PlainNumber(rate->there),
+                          PlainNumber(rate->back))});
       });
 }
 

@@ -312,6 +312,7 @@ absl::StatusOr<LaunchOptions> ParseLaunchOptions(const std::vector<std::string>&
     OUTLAST_RETURN_IF_ERROR(RefuseRepeatedFlags(app));
     return Error(absl::StatusCode::kInvalidArgument, "{}", error.what());
   }
+  OUTLAST_RETURN_IF_ERROR(RefuseRepeatedFlags(app));
   OUTLAST_RETURN_IF_ERROR(RefuseEmptyValues(app));
   OUTLAST_RETURN_IF_ERROR(Interpret(raw, options));
   if (options.command.empty() || options.command[0].empty()) {
@@ -427,7 +428,7 @@ std::string ToolHelp() {
          "  coordinator  lead a job of several nodes, as a process of its own\n"
          "  submit       send a job to Slurm\n"
          "\n"
-         "Each has its own --help. Example:\n"
+         "Each has its own --help; outlast --version says which one this is. Example:\n"
          "  outlast run -n 4 -- ./trainer --steps 1000\n";
 }
 

@@ -14,6 +14,9 @@
 #include "base/error.h"
 #include "checkpoint/ckpt_tool.h"
 #include "control/coordinator_tool.h"
+#include "control/load_transport.h"
+#include "control/software.h"
+#include "control/transport.h"
 #include "launch/agent.h"
 #include "launch/env_tool.h"
 #include "launch/options.h"
@@ -96,6 +99,34 @@ int Run(const std::vector<std::string>& arguments) {
   return RunAgent(*options, run_id, **guardian);
 }
 
+std::string VersionText() {
+#ifdef __clang__
+  const std::string compiler = std::string("clang ") + __clang_version__;
+#else
+  const std::string compiler = std::string("g++ ") + __VERSION__;
+#endif
+#ifdef NDEBUG
+  const char* const asserts = "without asserts";
+#else
+  const char* const asserts = "with asserts";
+#endif
+#ifdef OUTLAST_SANITIZED
+  const char* const sanitizers = ", with sanitizers";
+#else
+  const char* const sanitizers = "";
+#endif
+#ifdef OUTLAST_HAS_S3
+  const char* const stores = "folders, s3";
+#else
+  const char* const stores = "folders (built without libcurl: no s3)";
+#endif
+  const bool has_grpc = control::HasTransport();
+  return fmt::format("{}\nbuilt by {}, {}{}\nremote roots: {}\nseveral nodes: {}, protocol {}\n",
+                     control::kSoftware, compiler, asserts, sanitizers, stores,
+                     has_grpc ? "yes" : "no, liboutlast-grpc.so is not there",
+                     control::kProtocolVersion);
+}
+
 // `code`, unless what it stands for could not be written.
 int Shown(int code) {
   std::cout.flush();
@@ -129,6 +160,10 @@ int Main(const std::vector<std::string>& arguments) {
   if (command == "--help" || command == "-h" || command == "help") {
     std::fputs(ToolHelp().c_str(), stdout);
     return 0;
+  }
+  if (command == "--version" || command == "version") {
+    std::cout << VersionText();
+    return Shown(0);
   }
   const std::string found = command.empty() ? "no command" : "unknown command '" + command + "'";
   std::fprintf(stderr, "outlast: %s: see outlast --help\n", found.c_str());

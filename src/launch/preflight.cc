@@ -10,6 +10,7 @@
 
 #include "base/child_program.h"
 #include "base/error.h"
+#include "base/plain_number.h"
 #include "outlast/base/clock.h"
 #include "outlast/base/status.h"
 
@@ -74,8 +75,8 @@ ProbeFinding JudgeCheck(const Check& check, const ProgramEnd& end, absl::Duratio
   if (at_most >= check.floor) return finding;
   finding.fitness = Fitness::kUnfit;
   finding.detail =
-      fmt::format("{}: not done within {}, so below {:.3g} {}, at least {:g} wanted", check.what,
-                  absl::FormatDuration(limit), at_most, check.unit, check.floor);
+      fmt::format("{}: not done within {}, so below {} {}, at least {:g} wanted", check.what,
+                  absl::FormatDuration(limit), PlainNumber(at_most), check.unit, check.floor);
   return finding;
 }
 

@@ -20,6 +20,7 @@
 #include <thread>
 
 #include "base/error.h"
+#include "base/plain_number.h"
 #include "launch/preflight.h"
 #include "outlast/base/clock.h"
 #include "outlast/base/crc32c.h"
@@ -201,10 +202,6 @@ const std::map<std::string_view, Body>& Bodies() {
   return bodies;
 }
 
-std::string Rounded(double value) {
-  return value >= 100 ? fmt::format("{:.0f}", value) : fmt::format("{:.2g}", value);
-}
-
 }  // namespace
 
 CheckEnd RunCheck(const Check& check, const std::string& folder) {
@@ -220,7 +217,7 @@ CheckEnd RunCheck(const Check& check, const std::string& folder) {
   }
   const bool fits = body.is_ceiling ? *measured <= check.floor : *measured >= check.floor;
   return {fits ? kProbeFit : kProbeUnfit,
-          fmt::format("{}{}: {} {}, at {} {:g} wanted", check.what, where, Rounded(*measured),
+          fmt::format("{}{}: {} {}, at {} {:g} wanted", check.what, where, PlainNumber(*measured),
                       check.unit, body.is_ceiling ? "most" : "least", check.floor)};
 }
 

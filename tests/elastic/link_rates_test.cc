@@ -43,6 +43,9 @@ TEST(LinkRates, ASecondPartnerTellsWhichEndIsSlow) {
   EXPECT_EQ(rates.FitnessOf("c"), Fitness::kFit);
   EXPECT_EQ(rates.NextPair({"a", "b", "c"}, kThree), std::nullopt);
   EXPECT_EQ(rates.Describe("a"), "3 MB/s with b, 4 MB/s with c");
+  rates.Note("a", "b", 2271.4);
+  rates.Note("a", "c", 0.0512);
+  EXPECT_EQ(rates.Describe("a"), "2271 MB/s with b, 0.0512 MB/s with c") << "no exponents";
 }
 
 TEST(LinkRates, OfTwoNobodyIsBlamedAndNobodyIsWaitedFor) {

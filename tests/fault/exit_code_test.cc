@@ -274,6 +274,20 @@ TEST(BadInput, AFullDiskEndsTheRunWithALine) {
   EXPECT_THAT(job.Read("err"), HasSubstr("No space left on device"));
 }
 
+TEST(Version, IsTheProjectsAndTellsTheBuild) {
+  std::ifstream project(testing::SourceFolder() / "CMakeLists.txt");
+  std::string version;
+  for (std::string line; version.empty() && std::getline(project, line);) {
+    if (line.starts_with("project(outlast VERSION "))
+      version = line.substr(24, line.find(' ', 24) - 24);
+  }
+  ASSERT_NE(version, "");
+  Launched job;
+  job.StartProgram({testing::ToolPath(), "--version"});
+  EXPECT_EQ(job.Wait().code, 0);
+  EXPECT_THAT(job.Read("out"), ::testing::StartsWith("outlast " + version + "\nbuilt by "));
+}
+
 TEST(Help, HasAnExampleAndEndsWithZero) {
   Launched job;
   EXPECT_EQ(job.Run({"--help"}), 0);

@@ -123,6 +123,10 @@ TEST(ParseLaunchOptions, NamesAFlagThatIsGivenTwiceAndBothValues) {
   EXPECT_EQ(MessageOf(refused.status()), "--grace '5', '6\\n': given 2 times, once wanted");
   EXPECT_TRUE(
       ParseLaunchOptions({"-n", "1", "--probe", "a", "--probe", "b", "--", "true"}, &help).ok());
+  EXPECT_EQ(RefusalOf({"-n", "1", "--fresh", "--fresh", "--", "true"}),
+            "--fresh: given 2 times, once wanted");
+  EXPECT_EQ(RefusalOf({"-n", "1", "-m", "--module", "--", "true"}),
+            "--module: given 2 times, once wanted");
 }
 
 TEST(ParseLaunchOptions, HelpsWithAnExample) {
