@@ -82,6 +82,7 @@ void Declare(CLI::App& app, Arguments& raw) {
 absl::Status RefuseRunFlags(const std::vector<std::string>& flags) {
   constexpr std::pair<const char*, const char*> kOwn[] = {
       {"--fresh", "another root of checkpoints, for each attempt would start over,"},
+      {"--restore-from", "a run by hand, for each attempt would begin there again,"},
       {"--preempt-exit", "80, by which the script knows what to requeue,"},
       {"--token-file", "the token that each attempt makes"},
       {"--token-fd", "the token that each attempt makes"},

@@ -329,7 +329,11 @@ bool HasSoundName(const CouncilMessage& message) {
   const std::string* name = nullptr;
   if (const auto* over = std::get_if<SaveOver>(&message)) name = &over->checkpoint;
   if (const auto* chosen = std::get_if<RestoreChosen>(&message)) name = &chosen->checkpoint;
-  return name == nullptr || name->empty() || ParseCheckpointName(*name).has_value();
+  if (name == nullptr || name->empty()) return true;
+  std::string_view plain = *name;
+  if (std::holds_alternative<RestoreChosen>(message) && plain.starts_with(kElsewhere))
+    plain.remove_prefix(kElsewhere.size());
+  return ParseCheckpointName(plain).has_value();
 }
 
 }  // namespace

@@ -94,6 +94,10 @@ struct StepDecided {
   bool saved = false;   // its save comes, so it stays pinned
   std::string why;      // not
 };
+// Before the name of a chosen checkpoint that lies in the root which --restore-from names, as each
+// node was told itself.
+inline constexpr std::string_view kElsewhere = "elsewhere:";
+
 struct SaveOver {
   int64_t step = 0;
   std::string checkpoint;

@@ -34,6 +34,7 @@
 #include "checkpoint/save_wire.h"
 #include "checkpoint/scrub.h"
 #include "checkpoint/seal_table.h"
+#include "checkpoint/start_point.h"
 #include "outlast/blackbox/buffer.h"
 #include "outlast/checkpoint/interval.h"
 #include "run/keeper.h"
@@ -65,6 +66,7 @@ struct SaveObserver {
 struct SaveServiceOptions {
   std::string job_name;                    // --job; overrides the trainer's
   bool fresh = false;                      // --fresh
+  StartPoint start;                        // --restore-from; of no use once this run has saved
   bool take_over = false;                  // --take-over
   std::string committer;                   // the host's name, for people
   std::shared_ptr<const Plugins> plugins;  // of remote roots; null: the embedded ones
@@ -206,9 +208,14 @@ class SaveService final : public KeeperExtension {
   absl::StatusOr<std::shared_ptr<Opened>> static OpenToWrite(const std::string& uri,
                                                              const RemoteTierOptions& options,
                                                              StartMode mode, RootsNeed need,
-                                                             const std::string& committer);
-  static RootsNeed NeedOf(StartMode mode);
+                                                             const std::string& committer,
+                                                             const StartPoint& start);
+  RootsNeed NeedOf(StartMode mode) const;
   StartMode WantedStart() const;
+  // Of what an operator asked for, before a rank restores.
+  absl::Status CheckStart() const;
+  static absl::Status CheckStartPoint(const Root& root, const StartPoint& point);
+  bool is_elsewhere(const RestoreChoice& choice) const;
   absl::Status Adopt(absl::StatusOr<std::shared_ptr<Opened>> opened);
   void BeginWriting();
   void OnOpened(absl::StatusOr<std::shared_ptr<Opened>> opened);
@@ -255,6 +262,7 @@ class SaveService final : public KeeperExtension {
   struct Candidates {
     StartDecision decision;
     std::vector<std::string> local, remote;  // where they are usable
+    std::string elsewhere;                   // the root that `local` lies in; empty: this one
     std::string note;                        // why the remote root was left out; empty: it was not
     StartMode mode = StartMode::kResume;
   };
@@ -273,7 +281,8 @@ class SaveService final : public KeeperExtension {
   void Decide(RestoreChoice choice);
   void AnswerChoosers();
   void CountVotes();
-  void PassOver(RestoreSource source, const std::string& name, const std::string& reason);
+  // `place`: the checkpoint's name, or its folder.
+  void PassOver(RestoreSource source, const std::string& place, const std::string& reason);
   void OnRestored(const RestoreChoice& choice);
   bool ServeFromReplicas();
   std::optional<int> ReplicaOf(int slot) const;

@@ -81,8 +81,8 @@ absl::Status SaveService::GoOn(Kept& kept) {
   }
   const StartMode mode = resume || committed_here_ ? StartMode::kResume : StartMode::kFresh;
   // The ranks train on: what memory holds is enough, wherever the rest lies.
-  auto opened =
-      OpenToWrite(checkpointer_.uri, TierOptions(), mode, RootsNeed::kNothing, options_.committer);
+  auto opened = OpenToWrite(checkpointer_.uri, TierOptions(), mode, RootsNeed::kNothing,
+                            options_.committer, {});
   if (!opened.ok())
     return Annotate(opened.status(), fmt::format("checkpoint root '{}'", checkpointer_.uri));
   (*opened)->resume = resume;

@@ -250,8 +250,9 @@ void SaveService::Nodes::TakeLead() {
   is_taking_ = true;
   of_.io_->Post([this, alive = alive_, &loop = of_.keeper_.loop(), uri = of_.checkpointer_.uri,
                  options = of_.TierOptions(), mode = of_.WantedStart(),
-                 committer = of_.options_.committer] {
-    auto opened = OpenToWrite(uri, options, mode, NeedOf(mode), committer);
+                 need = of_.NeedOf(of_.WantedStart()), committer = of_.options_.committer,
+                 start = of_.options_.start] {
+    auto opened = OpenToWrite(uri, options, mode, need, committer, start);
     Heads heads;
     RootClaimed claimed;
     if (opened.ok()) {

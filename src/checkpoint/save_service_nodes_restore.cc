@@ -53,6 +53,9 @@ void SaveService::Nodes::Take(const std::string&, const RestoreChosen& chosen) {
     if (parts) of_.durable_step_ = parts->step;
   } else if (chosen.source == RestoreSource::kRemote) {
     choice.folder = of_.checkpointer_.remote.uri + "/" + chosen.checkpoint;
+  } else if (!kept && chosen.checkpoint.starts_with(kElsewhere)) {
+    choice.folder = RootElsewhere(of_.options_.start.folder) + "/" +
+                    chosen.checkpoint.substr(kElsewhere.size());
   } else if (!kept && !chosen.checkpoint.empty()) {
     choice.folder = of_.opened_->root->PathOf(chosen.checkpoint);
   }
@@ -224,8 +227,10 @@ void SaveService::Nodes::CopyCommon(int64_t step) {
 void SaveService::Nodes::TellChoice(const RestoreChoice& choice) {
   RestoreChosen chosen{.at = at_, .refused = {}, .source = choice.source, .snapshot = {}};
   chosen.snapshot = {choice.generation, choice.step};
-  if (!choice.folder.empty())
+  if (!choice.folder.empty()) {
     chosen.checkpoint = choice.folder.substr(choice.folder.rfind('/') + 1);
+    if (of_.is_elsewhere(choice)) chosen.checkpoint.insert(0, kElsewhere);
+  }
   chosen_ = chosen;
   council_->TellAll(chosen);
 }

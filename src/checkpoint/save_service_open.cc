@@ -59,10 +59,12 @@ void SaveService::OnOpenRoot(int slot, Message& message) {
   if (opening_) return;
   opening_ = true;
   io_->Post([this, alive = alive_, &loop = keeper_.loop(), uri = checkpointer_.uri,
-             tier_options = TierOptions(), mode = WantedStart(), committer = options_.committer,
+             tier_options = TierOptions(), mode = WantedStart(), need = NeedOf(WantedStart()),
+             committer = options_.committer, start = options_.start, fits = CheckStart(),
              claims = nodes_ == nullptr] {
     const auto open = [&]() -> absl::StatusOr<std::shared_ptr<Opened>> {
-      if (claims) return OpenToWrite(uri, tier_options, mode, NeedOf(mode), committer);
+      OUTLAST_RETURN_IF_ERROR(fits);
+      if (claims) return OpenToWrite(uri, tier_options, mode, need, committer, start);
       // Which node leads is not known yet; another one's folder is left as it is.
       RootOptions join = tier_options.root;
       join.access = Access::kJoin;
@@ -77,8 +79,33 @@ void SaveService::OnOpenRoot(int slot, Message& message) {
   });
 }
 
-RootsNeed SaveService::NeedOf(StartMode mode) {
-  return mode == StartMode::kFresh ? RootsNeed::kNothing : RootsNeed::kACheckpoint;
+RootsNeed SaveService::NeedOf(StartMode mode) const {
+  const bool needs_nothing = mode == StartMode::kFresh || !options_.start.folder.empty();
+  return needs_nothing ? RootsNeed::kNothing : RootsNeed::kACheckpoint;
+}
+
+absl::Status SaveService::CheckStart() const {
+  if (options_.start.is_latest() || checkpointer_.start != CheckpointerOptions::Start::kFresh)
+    return absl::OkStatus();
+  return Error(absl::StatusCode::kInvalidArgument,
+               "--restore-from '{}', and the trainer begins afresh (CheckpointerOptions::start): "
+               "at most one wanted",
+               options_.start.text());
+}
+
+// A run that has saved goes on from its own.
+absl::Status SaveService::CheckStartPoint(const Root& root, const StartPoint& point) {
+  if (point.is_latest()) return absl::OkStatus();
+  OUTLAST_ASSIGN_OR_RETURN(const Listing listing, root.List());
+  std::set<uint64_t> own;
+  for (const ClaimFile& claim : listing.claims) {
+    if (claim.claim && claim.claim->run == root.run()) own.insert(claim.number);
+  }
+  for (const CheckpointInfo& info : listing.checkpoints) {
+    if (info.manifest && own.contains(info.manifest->claim)) return absl::OkStatus();
+  }
+  std::string elsewhere;
+  return DecideStartFrom(point, listing, root.path(), &elsewhere).status();
 }
 
 StartMode SaveService::WantedStart() const {
@@ -89,7 +116,7 @@ StartMode SaveService::WantedStart() const {
 // With a claim, and with what a former writer had left whole but for its manifest.
 absl::StatusOr<std::shared_ptr<SaveService::Opened>> SaveService::OpenToWrite(
     const std::string& uri, const RemoteTierOptions& options, StartMode mode, RootsNeed need,
-    const std::string& committer) {
+    const std::string& committer, const StartPoint& start) {
   auto opened = std::make_shared<Opened>();
   OUTLAST_ASSIGN_OR_RETURN(OpenedTiers tiers, OpenTiers(uri, options, need));
   opened->root = std::move(tiers.root);
@@ -98,6 +125,15 @@ absl::StatusOr<std::shared_ptr<SaveService::Opened>> SaveService::OpenToWrite(
   opened->remote_is_read_only = tiers.read_only;
   opened->resume = mode == StartMode::kResume;
   opened->root->RollForward({}, {committer, opened->root->claim(), 0}).status().IgnoreError();
+  // What only the remote root has is looked for when a rank restores.
+  if (options.remote.uri.empty() || !start.folder.empty()) {
+    const absl::Status found = CheckStartPoint(*opened->root, start);
+    if (!found.ok()) {
+      opened->root->Release().IgnoreError();
+      if (opened->remote != nullptr) opened->remote->Release().IgnoreError();
+      return found;
+    }
+  }
   return opened;
 }
 

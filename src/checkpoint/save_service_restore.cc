@@ -87,19 +87,25 @@ void SaveService::ChooseFromDisk() {
   // itself.
   const StartMode mode =
       opened_->resume || committed_here_ ? StartMode::kResume : StartMode::kFresh;
-  readers().Post([this, alive = alive_, &loop = keeper_.loop(), opened = opened_, mode,
+  const StartPoint start = committed_here_ ? StartPoint{} : options_.start;
+  readers().Post([this, alive = alive_, &loop = keeper_.loop(), opened = opened_, mode, start,
                   tier = tier_.get(), generation = generation_, attempt = restoring_.attempt] {
     const auto decide = [&]() -> absl::StatusOr<Candidates> {
       Candidates found;
       found.mode = mode;
-      if (tier == nullptr) {
+      const auto of = [&](const Listing& listing) {
+        return mode == StartMode::kFresh
+                   ? DecideStart(listing, mode)
+                   : DecideStartFrom(start, listing, opened->root->path(), &found.elsewhere);
+      };
+      if (tier == nullptr || !start.folder.empty()) {
         OUTLAST_ASSIGN_OR_RETURN(const Listing listing, opened->root->List());
-        OUTLAST_ASSIGN_OR_RETURN(found.decision, DecideStart(listing, mode));
+        OUTLAST_ASSIGN_OR_RETURN(found.decision, of(listing));
         found.local = found.decision.candidates;
         return found;
       }
       OUTLAST_ASSIGN_OR_RETURN(TierView view, tier->View(&found.note));
-      OUTLAST_ASSIGN_OR_RETURN(found.decision, DecideStart(view.listing, mode));
+      OUTLAST_ASSIGN_OR_RETURN(found.decision, of(view.listing));
       found.local = std::move(view.local);
       found.remote = std::move(view.remote);
       return found;
@@ -127,8 +133,9 @@ void SaveService::OnCandidates(uint64_t generation, uint32_t attempt,
                                const absl::StatusOr<Candidates>& candidates) {
   if (generation != generation_ || attempt != restoring_.attempt || !restoring_.choosing) return;
   if (nodes_) {
-    const std::string newest =
-        candidates.ok() ? NewestUsable(*candidates, restoring_) : std::string();
+    // What memory goes on from lies in this root.
+    const bool is_here = candidates.ok() && candidates->elsewhere.empty();
+    const std::string newest = is_here ? NewestUsable(*candidates, restoring_) : std::string();
     if (nodes_->FetchesInstead(newest)) return;
   }
   std::string error;
@@ -146,9 +153,11 @@ void SaveService::OnCandidates(uint64_t generation, uint32_t attempt,
     for (const std::string& name : candidates->decision.candidates) {
       if (holds(candidates->local, name) && !restoring_.bad_folders.contains(name)) {
         const auto parts = ParseCheckpointName(name);
-        return Decide({.source = RestoreSource::kDisk,
-                       .step = parts ? parts->step : 0,
-                       .folder = opened_->root->PathOf(name)});
+        const std::string& elsewhere = candidates->elsewhere;
+        return Decide(
+            {.source = RestoreSource::kDisk,
+             .step = parts ? parts->step : 0,
+             .folder = elsewhere.empty() ? opened_->root->PathOf(name) : elsewhere + "/" + name});
       }
       // The same step from another source before an older one.
       if (holds(candidates->remote, name) && !restoring_.bad_remote.contains(name)) {
@@ -384,7 +393,7 @@ void SaveService::CountVotes() {
         ForgetMemory();
       }
     } else {
-      PassOver(choice.source, choice.folder.substr(choice.folder.rfind('/') + 1), reason);
+      PassOver(choice.source, choice.folder, reason);
     }
     ForgetReads();
     ++restoring_.attempt;
@@ -398,28 +407,42 @@ void SaveService::CountVotes() {
 }
 
 // A remote copy is only not tried again: a store that could not be read may be whole.
-void SaveService::PassOver(RestoreSource source, const std::string& name,
+void SaveService::PassOver(RestoreSource source, const std::string& place,
                            const std::string& reason) {
+  const bool is_elsewhere = place.starts_with(kElsewhere);
+  const std::string name =
+      is_elsewhere ? place.substr(kElsewhere.size()) : place.substr(place.rfind('/') + 1);
   if (source == RestoreSource::kRemote) {
     restoring_.bad_remote.insert(name);
     return;
   }
   restoring_.bad_folders.insert(name);
+  // Another root is only read.
+  if (is_elsewhere || (place != name && place != opened_->root->PathOf(name))) return;
   readers().Post(
       [opened = opened_, name, reason] { opened->root->Quarantine(name, reason).IgnoreError(); });
+}
+
+bool SaveService::is_elsewhere(const RestoreChoice& choice) const {
+  if (choice.source != RestoreSource::kDisk) return false;
+  const std::string name = choice.folder.substr(choice.folder.rfind('/') + 1);
+  return choice.folder != opened_->root->PathOf(name);
 }
 
 void SaveService::OnRestored(const RestoreChoice& choice) {
   ForgetReads();
   restoring_.done = true;
-  durable_step_ = choice.is_of_files() ? choice.step : std::min(durable_step_, choice.step);
-  if (choice.is_of_files()) {
+  const bool is_in_root = choice.is_of_files() && !is_elsewhere(choice);
+  durable_step_ = is_in_root             ? choice.step
+                  : choice.is_of_files() ? 0
+                                         : std::min(durable_step_, choice.step);
+  if (is_in_root) {
     parent_ = choice.folder.substr(choice.folder.rfind('/') + 1);
     if (tier_) tier_->OnRestored(choice.step, *parent_);
-  } else if (choice.source == RestoreSource::kNone) {
+  } else if (choice.source == RestoreSource::kNone || choice.is_of_files()) {
     parent_.reset();
   }
-  if (tier_ && !choice.is_of_files()) tier_->OnRestored(choice.step, "");
+  if (tier_ && !is_in_root) tier_->OnRestored(choice.step, "");
   KeepLast();
   const bool is_from_peer =
       choice.source == RestoreSource::kMemory && nodes_ && nodes_->is_any_from_peer();

@@ -426,10 +426,12 @@ int Agent::Run() {
     nodes_->ServeOthers();
     nodes_.reset();
   }
+  const std::string stop = record_.StopText(end_->first);
+  if (!stop.empty()) end_->second += "; " + stop;
   if (const absl::Status written = record_.Finished(end_->first, end_->second); !written.ok()) {
     console_->Say(fmt::format("outlast: the report was not written: {}", MessageOf(written)));
   }
-  if (end_->first != 0)
+  if (end_->first != 0 || !stop.empty())
     console_->Say(fmt::format("outlast: exit code {}: {}", end_->first, end_->second));
   console_->Stop();
   return end_->first;

@@ -153,7 +153,18 @@ void OnSaved(const ordered_json& event, JobStatus& status) {
   if (!status.checkpoint || saved.step > status.checkpoint->step) status.budget_used = 0;
   status.saved_bytes += saved.bytes;
   status.save_error.clear();
+  if (status.stop) {
+    status.stop->saved_step = saved.step;
+    if (const auto at = Read<double>(event, "t"))
+      status.stop->service_seconds = std::max(0.0, *at - status.stop->asked_seconds);
+  }
   status.checkpoint = std::move(saved);
+}
+
+void OnStopAsked(const ordered_json& event, JobStatus& status) {
+  status.stop_signals.push_back(Read<int>(event, "signal").value_or(0));
+  status.phase = "stopping";
+  if (!status.stop) status.stop = StopStatus{Read<double>(event, "t").value_or(0), {}, {}};
 }
 
 void OnFinish(const ordered_json& event, JobStatus& status) {
@@ -190,8 +201,7 @@ void Fold(const ordered_json& event, JobStatus& status) {
   } else if (name == "verdict" || name == "recovered") {
     status.verdict = name == "verdict" ? Text(event, "verdict") : "";
   } else if (name == "stop_asked") {
-    status.stop_signals.push_back(Read<int>(event, "signal").value_or(0));
-    status.phase = "stopping";
+    OnStopAsked(event, status);
   } else if (name == "metrics") {
     status.metrics = Text(event, "address");
   } else if (name == "finish") {

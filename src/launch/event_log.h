@@ -25,7 +25,7 @@
 //   verdict         verdict, folder
 //   recovered       verdict: whom the watch had found moves again
 //   stacks          folder, reason
-//   stop_asked      signal
+//   stop_asked      signal; a checkpoint that is saved after it serves it
 //   metrics         address: /metrics and /status are served there
 //   note            line
 //   finish          exit_code, reason

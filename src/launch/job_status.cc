@@ -53,6 +53,13 @@ ordered_json Describe(const std::optional<CheckpointStatus>& checkpoint) {
           {"at", checkpoint->at}};
 }
 
+ordered_json Describe(const std::optional<StopStatus>& stop) {
+  if (!stop) return nullptr;
+  return {{"asked_seconds", stop->asked_seconds},
+          {"saved_step", OrNull(stop->saved_step)},
+          {"service_seconds", OrNull(stop->service_seconds)}};
+}
+
 ordered_json Describe(const std::optional<GoodputStatus>& goodput) {
   if (!goodput) return nullptr;
   ordered_json states = ordered_json::object();
@@ -130,6 +137,15 @@ FaultStatus ReadFault(const ordered_json& object) {
   return fault;
 }
 
+StopStatus ReadStop(const ordered_json& object) {
+  const Reader from(object);
+  StopStatus stop;
+  from.To("asked_seconds", stop.asked_seconds);
+  from.To("saved_step", stop.saved_step);
+  from.To("service_seconds", stop.service_seconds);
+  return stop;
+}
+
 CheckpointStatus ReadCheckpoint(const ordered_json& object) {
   const Reader from(object);
   CheckpointStatus checkpoint;
@@ -172,6 +188,7 @@ void ReadParts(const Reader& from, JobStatus& status) {
   if (const ordered_json* fault = from.Object("last_fault")) status.last_fault = ReadFault(*fault);
   if (const ordered_json* checkpoint = from.Object("checkpoint"))
     status.checkpoint = ReadCheckpoint(*checkpoint);
+  if (const ordered_json* stop = from.Object("stop")) status.stop = ReadStop(*stop);
   if (const ordered_json* goodput = from.Object("goodput")) status.goodput = ReadGoodput(*goodput);
 }
 
@@ -221,6 +238,7 @@ std::string StatusJson(const JobStatus& status) {
   json["checkpoint"] = Describe(status.checkpoint);
   json["verdict"] = OrNull(status.verdict);
   json["stop_signals"] = status.stop_signals;
+  json["stop"] = Describe(status.stop);
   json["exit_code"] = OrNull(status.exit_code);
   json["reason"] = OrNull(status.reason);
   json["metrics"] = OrNull(status.metrics);

@@ -66,6 +66,16 @@ struct CheckpointStatus {
   bool operator==(const CheckpointStatus&) const = default;
 };
 
+// The first request to stop that this agent got, and what came of it.
+struct StopStatus {
+  double asked_seconds = 0;  // since the start of the run
+  // Of the newest checkpoint that became durable since; none: no request is served yet, or another
+  // node's agent writes.
+  std::optional<int64_t> saved_step;
+  std::optional<double> service_seconds;  // from the request until then
+  bool operator==(const StopStatus&) const = default;
+};
+
 struct GoodputStatus {
   std::optional<double> ratio;  // productive / (wall - queue)
   double wall_seconds = 0;
@@ -107,6 +117,7 @@ struct JobStatus {
   std::optional<CheckpointStatus> checkpoint;  // the newest durable one
   std::string verdict;                         // of the watch, the last one
   std::vector<int> stop_signals;
+  std::optional<StopStatus> stop;
   std::optional<int> exit_code;
   std::string reason;
   std::string metrics;  // HOST:PORT

@@ -174,6 +174,15 @@ void AddSaves(const JobStatus& status, Page& page) {
   page.Sample(static_cast<double>(absl::ToUnixMillis(at)) / 1e3);
 }
 
+void AddStop(const JobStatus& status, Page& page) {
+  page.Family("outlast_stop_requested", "gauge", "", "1 once this agent was asked to stop.");
+  page.Sample(status.stop ? 1 : 0);
+  if (!status.stop || !status.stop->service_seconds) return;
+  page.Family("outlast_stop_service_seconds", "gauge", "seconds",
+              "From the request to stop until a checkpoint of it was durable.");
+  page.Sample(*status.stop->service_seconds);
+}
+
 }  // namespace
 
 MetricsFormat FormatFor(std::string_view accept) {
@@ -195,6 +204,7 @@ std::string MetricsText(const JobStatus& status, const RunTotals& totals, Metric
   AddSteps(totals, page);
   AddFaults(status, page);
   AddSaves(status, page);
+  AddStop(status, page);
   return page.Take();
 }
 

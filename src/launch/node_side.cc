@@ -55,6 +55,7 @@ Terms TermsOf(const LaunchOptions& options) {
   };
   Terms terms = {MakeTerm("the command", CommandText(options)), is_given("--fresh", options.fresh),
                  is_given("--take-over", options.take_over)};
+  terms.push_back(MakeTerm("--restore-from", options.start.text()));
   terms.push_back(MakeTerm("--template", options.template_command.empty()
                                              ? "not given"
                                              : QuotedCommand(options.template_command)));

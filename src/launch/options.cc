@@ -47,6 +47,8 @@ struct RawOptions {
   std::string template_command;
   std::string preflight;
   std::string on_agent_death, adopt_within;
+  std::string restore_from;
+  std::string kill_after, collective_timeout;
   NodeFlags nodes;
   BatchFlags batch;
   bool no_python = false, module = false;  // torchrun's
@@ -73,12 +75,25 @@ void Declare(CLI::App& app, LaunchOptions& options, RawOptions& raw) {
       ->type_name("D");
   app.add_option("--grace", raw.grace, "SIGTERM to SIGKILL in a stop (15)")->type_name("S");
   app.add_option("--stop-within", raw.stop_within, "A stop in all (25)")->type_name("S");
+  app.add_option("--kill-after", raw.kill_after,
+                 "What the platform gives from SIGTERM to SIGKILL, such as a pod's "
+                 "terminationGracePeriodSeconds: --grace and --stop-within must fit in (unknown)")
+      ->type_name("S");
+  app.add_option("--collective-timeout", raw.collective_timeout,
+                 "The trainer's own time-out of collectives, which must be longer than it takes "
+                 "to find a hang or a lost node (unknown)")
+      ->type_name("S");
   app.add_option("--early-exit-grace", raw.early_exit_grace,
                  "How long others may run on after a joined rank ended (60)")
       ->type_name("S");
   app.add_option("--job", options.job_id, "The job's id (the checkpoint root's)")->type_name("ID");
   app.add_flag("--fresh", options.fresh,
                "Start over a root that holds checkpoints, without restoring");
+  app.add_option(
+         "--restore-from", raw.restore_from,
+         "Where to begin: the newest checkpoint; one of that step, from which a new history "
+         "goes on; or another root, which is only read (latest)")
+      ->type_name("latest|STEP|FOLDER");
   app.add_flag("--take-over", options.take_over, "Take a root whose owner still beats");
   app.add_option("--preempt-exit", raw.preempt_exit, "Exit code of \"pre-empted, saved\" (80)")
       ->type_name("CODE");
@@ -199,6 +214,27 @@ absl::Status ReadInterpreter(const RawOptions& raw, LaunchOptions& options) {
   return absl::OkStatus();
 }
 
+// After the job's own. A stop in all has the platform's time, where that is known.
+absl::Status ReadOuterDeadlines(const RawOptions& raw, LaunchOptions& options) {
+  OuterDeadlines& outer = options.outer;
+  OUTLAST_RETURN_IF_ERROR(ReadSeconds("--kill-after", raw.kill_after, outer.kill_after));
+  OUTLAST_RETURN_IF_ERROR(
+      ReadSeconds("--collective-timeout", raw.collective_timeout, outer.collective_timeout));
+  if (!raw.kill_after.empty() && raw.stop_within.empty())
+    options.job.stop_within = std::max(options.job.grace, outer.kill_after - kKillMargin);
+  return CheckOuterDeadlines({.budget = options.job}, outer);
+}
+
+absl::Status ReadStart(const std::string& text, LaunchOptions& options) {
+  if (text.empty()) return absl::OkStatus();
+  if (options.fresh) {
+    return Error(absl::StatusCode::kInvalidArgument,
+                 "--restore-from '{}' and --fresh: at most one wanted", OneLine(text));
+  }
+  OUTLAST_ASSIGN_OR_RETURN(options.start, ParseStartPoint(text));
+  return absl::OkStatus();
+}
+
 absl::Status Interpret(const RawOptions& raw, LaunchOptions& options) {
   JobOptions& job = options.job;
   OUTLAST_RETURN_IF_ERROR(ReadWorkers(raw.world, job.world));
@@ -230,7 +266,9 @@ absl::Status Interpret(const RawOptions& raw, LaunchOptions& options) {
   const NodeCount count = options.nodes ? options.nodes->count : NodeCount{};
   OUTLAST_RETURN_IF_ERROR(CheckLargestWorld(MembershipOf(job, job.world, count)));
   OUTLAST_RETURN_IF_ERROR(ReadPreflight(raw.preflight, options));
+  OUTLAST_RETURN_IF_ERROR(ReadOuterDeadlines(raw, options));
   OUTLAST_RETURN_IF_ERROR(ReadAgentDeath(raw, options));
+  OUTLAST_RETURN_IF_ERROR(ReadStart(raw.restore_from, options));
   if (options.run_dir.empty()) return RefuseValue("--run-dir", "", "a folder");
   const std::string& input = raw.standard_input;
   if (!input.empty() && input != "none" && input != "0")

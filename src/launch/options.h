@@ -11,7 +11,9 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "base/socket.h"
+#include "checkpoint/start_point.h"
 #include "launch/binding.h"
+#include "launch/deadlines.h"
 #include "launch/node_options.h"
 #include "outlast/elastic/job.h"
 #include "run/place.h"
@@ -43,11 +45,13 @@ enum class OnAgentDeath : uint8_t {
 };
 
 struct LaunchOptions {
-  JobOptions job;                          // world: of this node
-  std::optional<NodesOptions> nodes;       // none: one
+  JobOptions job;                     // world: of this node
+  std::optional<NodesOptions> nodes;  // none: one
+  OuterDeadlines outer;
   std::string run_dir = "./outlast-runs";  // RUN_DIR is made in it
   std::string job_id;                      // empty: the checkpoint root's
   bool fresh = false;
+  StartPoint start;  // --restore-from
   bool take_over = false;
   bool stdin_to_rank_0 = false;
   std::vector<std::string> command;  // as given

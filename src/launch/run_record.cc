@@ -11,6 +11,7 @@
 #include "launch/machine.h"
 #include "launch/process.h"
 #include "outlast/base/clock.h"
+#include "outlast/elastic/exit_code.h"
 
 namespace outlast {
 namespace {
@@ -274,6 +275,24 @@ void RunRecord::Serving(const std::string& address) { Write("metrics", {{"addres
 
 void RunRecord::Noted(const std::string& line) { Write("note", {{"line", line}}); }
 
+bool RunRecord::MaySayThatAStopWasSaved(int exit_code) {
+  return exit_code != ExitCodeOf(JobOutcome::kPreemptedUnsaved) &&
+         exit_code != ExitCodeOf(JobOutcome::kNotInRoot);
+}
+
+std::string RunRecord::StopText(int exit_code) const {
+  if (!status_.stop) return "";
+  const StopStatus& stop = *status_.stop;
+  if (MaySayThatAStopWasSaved(exit_code)) {
+    if (!stop.saved_step || !stop.service_seconds) return "";
+    return fmt::format("saved step {} in {:.2f} s", *stop.saved_step, *stop.service_seconds);
+  }
+  const bool saves = status_.checkpoint || status_.failed_saves > 0;
+  if (!saves) return "";
+  return fmt::format("the request was not served in time, the last durable step is {}",
+                     status_.checkpoint ? std::to_string(status_.checkpoint->step) : "none");
+}
+
 absl::Status RunRecord::Finished(int exit_code, const std::string& reason) {
   Write("finish", {{"exit_code", exit_code}, {"reason", reason}});
   ordered_json report;
@@ -292,6 +311,19 @@ absl::Status RunRecord::Finished(int exit_code, const std::string& reason) {
   report["generations"] = generations_;
   report["restarts"] = restarts_;
   report["stop_signals"] = stop_signals_;
+  report["stop"] = nullptr;
+  if (status_.stop) {
+    const StopStatus& stop = *status_.stop;
+    const bool is_saved = stop.saved_step && MaySayThatAStopWasSaved(exit_code);
+    ordered_json json = {{"asked_seconds", stop.asked_seconds},
+                         {"saved_step", nullptr},
+                         {"service_seconds", nullptr},
+                         {"last_durable_step", nullptr}};
+    if (is_saved) json["saved_step"] = *stop.saved_step;
+    if (is_saved && stop.service_seconds) json["service_seconds"] = *stop.service_seconds;
+    if (status_.checkpoint) json["last_durable_step"] = status_.checkpoint->step;
+    report["stop"] = json;
+  }
   if (options_.nodes) report["peer_copies"] = {{"count", copies_}, {"bytes", copied_bytes_}};
   report["root"] = nullptr;  // the fault that ended the job; null where none did
   // Of several nodes the coordinator counts, and tells the leading agent.

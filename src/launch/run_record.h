@@ -63,6 +63,9 @@ class RunRecord {
   // /metrics and /status, at HOST:PORT.
   void Serving(const std::string& address);
   void Noted(const std::string& line);
+  // What came of the request to stop, if there was one, for the line that closes the run: "saved
+  // step 12 in 0.31 s", or what is durable of a request that was not served in time.
+  std::string StopText(int exit_code) const;
   // Writes report.json.
   absl::Status Finished(int exit_code, const std::string& reason);
 
@@ -82,6 +85,7 @@ class RunRecord {
     bool after_a_peer;  // failed by itself after a peer; else we stopped it
   };
 
+  static bool MaySayThatAStopWasSaved(int exit_code);
   void ReadFormer();
   void Write(const char* event, const nlohmann::ordered_json& fields);
 

@@ -4,6 +4,7 @@
 
 #include "base/error.h"
 #include "launch/machine.h"
+#include "run/chain_connect.h"
 
 namespace outlast {
 namespace {
@@ -24,6 +25,16 @@ StateSource SourceOf(RestoreSource source) {
   return StateSource::kNothing;
 }
 
+JobDeadlines DeadlinesOf(const LaunchOptions& options) {
+  JobDeadlines deadlines;
+  deadlines.respawn = options.job.respawn;
+  deadlines.connect = kConnect;
+  deadlines.soft_abort = options.job.soft_abort;
+  deadlines.collective_timeout = options.outer.collective_timeout;
+  if (options.nodes) deadlines.commit_ack = ElasticOptions{}.commit_ack;
+  return deadlines;
+}
+
 }  // namespace
 
 JobServices::JobServices(Keeper& keeper, WorkerHost& host, const LaunchOptions& options,
@@ -32,6 +43,7 @@ JobServices::JobServices(Keeper& keeper, WorkerHost& host, const LaunchOptions& 
   SaveServiceOptions saves;
   saves.job_name = options.job_id;
   saves.fresh = options.fresh;
+  saves.start = options.start;
   saves.take_over = options.take_over;
   saves.committer = options.nodes ? options.nodes->node : HostName();
   saves.plugins = options.plugins;
@@ -51,7 +63,7 @@ JobServices::JobServices(Keeper& keeper, WorkerHost& host, const LaunchOptions& 
     console_.Say(
         fmt::format("outlast: watch: {}: it moves again, nothing was done", verdict.reason));
   };
-  monitor_ = std::make_unique<Monitor>(keeper_, host, std::move(listener));
+  monitor_ = std::make_unique<Monitor>(keeper_, host, std::move(listener), DeadlinesOf(options));
   keeper_.Attach(monitor_.get());
 }
 

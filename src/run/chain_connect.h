@@ -16,6 +16,10 @@
 
 namespace outlast {
 
+// What connecting a group may take, and a rank's share of it besides.
+inline constexpr absl::Duration kConnect = absl::Seconds(40);
+inline constexpr absl::Duration kConnectARank = absl::Milliseconds(10);
+
 struct ChainConnectOptions {
   std::string group;    // its name
   std::string address;  // HOST to listen on and to be reached by

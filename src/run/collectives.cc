@@ -44,8 +44,6 @@ constexpr size_t kBytesOfManyLanes =
 // come back.
 constexpr absl::Duration kUnheardGrace = absl::Seconds(2);
 constexpr absl::Duration kLossGrace = absl::Seconds(30);
-constexpr absl::Duration kConnect = absl::Seconds(40);
-constexpr absl::Duration kConnectARank = absl::Milliseconds(10);
 constexpr size_t kMaxGroupBytes = size_t{1} << 40;  // keeps sums of sizes from wrapping
 
 // What a rank calls. Two of each, by the operation's parity: a fast rank writes its next call while

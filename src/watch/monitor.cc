@@ -6,7 +6,6 @@
 #include "base/error.h"
 #include "outlast/base/clock.h"
 #include "watch/evidence.h"
-#include "watch/options.h"
 
 namespace outlast {
 namespace {
@@ -15,8 +14,9 @@ constexpr char kWatchKey[] = "watch";
 
 }  // namespace
 
-Monitor::Monitor(Keeper& keeper, WorkerHost& host, MonitorListener listener)
-    : keeper_(keeper), host_(host), listener_(std::move(listener)) {
+Monitor::Monitor(Keeper& keeper, WorkerHost& host, MonitorListener listener,
+                 const JobDeadlines& deadlines)
+    : keeper_(keeper), host_(host), listener_(std::move(listener)), deadlines_(deadlines) {
   ListenToPeers();
 }
 
@@ -27,9 +27,13 @@ bool Monitor::OnMessage(int slot, Message& message) {
   if (message.kind != MessageKind::kWatch) return false;
   PayloadReader payload(message.payload);
   const std::string text(payload.Text());
-  const auto options = payload.ok() ? DecodeWatchOptions(text)
-                                    : Error(absl::StatusCode::kInvalidArgument,
-                                            "slot {}: a watch request without options", slot);
+  auto options = payload.ok() ? DecodeWatchOptions(text)
+                              : Error(absl::StatusCode::kInvalidArgument,
+                                      "slot {}: a watch request without options", slot);
+  if (options.ok()) {
+    if (absl::Status nests = CheckNesting(*options, deadlines_); !nests.ok())
+      options = std::move(nests);
+  }
   if (options.ok() && state_ == nullptr) {
     encoded_options_ = text;
     if (keeper_.options().vault != nullptr) keeper_.options().vault->Keep(kWatchKey, text, {});

@@ -22,6 +22,7 @@
 #include "watch/look_reader.h"
 #include "watch/look_wire.h"
 #include "watch/monitor_state.h"
+#include "watch/options.h"
 
 namespace outlast {
 
@@ -36,7 +37,8 @@ struct MonitorListener {
 // borrowed; the destructor touches neither. Belongs to the keeper's loop.
 class Monitor final : public KeeperExtension {
  public:
-  Monitor(Keeper& keeper, WorkerHost& host, MonitorListener listener = {});
+  Monitor(Keeper& keeper, WorkerHost& host, MonitorListener listener = {},
+          const JobDeadlines& deadlines = {});
 
   bool OnMessage(int slot, Message& message) override;
   // Goes on with what a former keeper's monitor kept. Before the keeper starts.
@@ -87,6 +89,7 @@ class Monitor final : public KeeperExtension {
   Keeper& keeper_;
   WorkerHost& host_;
   MonitorListener listener_;
+  const JobDeadlines deadlines_;
   WatchdogOptions options_;
   std::string encoded_options_;
   bool has_told_of_difference_ = false;

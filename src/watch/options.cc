@@ -103,6 +103,27 @@ absl::Status Validate(const WatchdogOptions& options) {
   return absl::OkStatus();
 }
 
+absl::Status CheckNesting(const WatchdogOptions& options, const JobDeadlines& job) {
+  const absl::Duration rebuild = options.first_limits.rebuild;
+  const absl::Duration there = job.respawn + job.commit_ack + job.connect;
+  if (rebuild <= there) {
+    return Error(absl::StatusCode::kInvalidArgument,
+                 "watchdog: first_limits.rebuild is {}, and a new process may take {} (respawn {}, "
+                 "acknowledgement {}, connect {}): a longer rebuild limit wanted",
+                 absl::FormatDuration(rebuild), absl::FormatDuration(there),
+                 absl::FormatDuration(job.respawn), absl::FormatDuration(job.commit_ack),
+                 absl::FormatDuration(job.connect));
+  }
+  const absl::Duration acts = options.ceiling + job.soft_abort;
+  if (options.ceiling == absl::InfiniteDuration() || job.collective_timeout > acts)
+    return absl::OkStatus();
+  return Error(absl::StatusCode::kInvalidArgument,
+               "watchdog: ceiling is {}, and --collective-timeout {}: longer than the ceiling and "
+               "the soft abort ({}) wanted, else the trainer's library ends the rank first",
+               absl::FormatDuration(options.ceiling), absl::FormatDuration(job.collective_timeout),
+               absl::FormatDuration(job.soft_abort));
+}
+
 std::string EncodeWatchOptions(const WatchdogOptions& options) {
   json first = json::object();
   for (const NamedLimit& limit : kFirstLimits) {

@@ -302,6 +302,22 @@ TEST_F(NodesThatSave, TheAgentsCommitOneCheckpointTogetherAndTheNextJobRestoresI
   EXPECT_TRUE(Manifest(40).is_object()) << Seen();
 }
 
+TEST_F(NodesThatSave, AllNodesBeginAtAnotherRootsCheckpointAndSaveToTheirOwn) {
+  PipedProcess other({BuildFolder() / "outlast", "run", "-n", "4", "--run-dir", Path("runs0"), "--",
+                      BuildFolder() / "outlast_toy_trainer", "--steps", "20", "--step-ms", "0",
+                      "--ckpt-every", "10", "--ckpt-dir", Path("root0")});
+  ASSERT_EQ(other.Wait(Within(60)), 0) << other.seen();
+
+  StartToys({1, 2}, 30, {"--restore-from", Path("root0")});
+  for (const int k : {1, 2}) EndsWith(k, 0, 60);
+  EXPECT_THAT(Read("log.restores"), HasSubstr("1 20 3 disk"));
+  EXPECT_TRUE(Manifest(30)["parent"].is_null()) << Manifest(30);
+
+  StartToys({1, 2}, 40, {"--restore-from", "35"});
+  for (const int k : {1, 2}) EndsWith(k, 85, 60);
+  EXPECT_THAT(Seen(), HasSubstr("--restore-from 35: no checkpoint of step 35, there are steps 30"));
+}
+
 TEST_F(NodesThatSave, AKilledRankComesBackFromWhatAllHave) {
   StartToys({1, 2}, 60);
   ASSERT_TRUE(HasLine("log", "\n1 15 3 ")) << Seen();

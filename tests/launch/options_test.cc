@@ -129,6 +129,39 @@ TEST(ParseLaunchOptions, NamesAFlagThatIsGivenTwiceAndBothValues) {
             "--module: given 2 times, once wanted");
 }
 
+TEST(ParseLaunchOptions, NestsItsDeadlinesInThoseAroundTheJob) {
+  std::string help;
+  const auto pod = ParseLaunchOptions({"-n", "1", "--kill-after", "60", "--", "true"}, &help);
+  ASSERT_TRUE(pod.ok()) << pod.status();
+  EXPECT_EQ(pod->job.stop_within, absl::Seconds(55));
+  EXPECT_EQ(
+      RefusalOf({"-n", "1", "--kill-after", "20", "--", "true"}),
+      "--grace is 15s, and the platform kills after --kill-after 20s: a grace that is shorter "
+      "by more than 5s wanted");
+  EXPECT_EQ(RefusalOf({"-n", "1", "--kill-after", "30", "--stop-within", "30", "--", "true"}),
+            "--stop-within is 30s, and the platform kills after --kill-after 30s: a shorter stop "
+            "wanted");
+  EXPECT_THAT(RefusalOf({"-n", "1", "--collective-timeout", "23", "--", "true"}),
+              HasSubstr("--collective-timeout is 23s, and a lost node is known, and the others "
+                        "prepared, after 23s (beat loss 3s, prepare 20s)"));
+  EXPECT_TRUE(
+      ParseLaunchOptions({"-n", "1", "--collective-timeout", "24", "--", "true"}, &help).ok());
+}
+
+TEST(ParseLaunchOptions, BeginsAtOnePlace) {
+  std::string help;
+  const auto at = [&](const std::string& text) {
+    return ParseLaunchOptions({"-n", "1", "--restore-from", text, "--", "true"}, &help);
+  };
+  EXPECT_EQ(at("40")->start.step, 40);
+  EXPECT_TRUE(at("latest")->start.is_latest());
+  EXPECT_EQ(at("/tmp")->start.folder, "/tmp");
+  EXPECT_EQ(RefusalOf({"-n", "1", "--restore-from", "40", "--fresh", "--", "true"}),
+            "--restore-from '40' and --fresh: at most one wanted");
+  EXPECT_THAT(RefusalOf({"-n", "1", "--restore-from", "newest", "--", "true"}),
+              HasSubstr("--restore-from 'newest': latest, a step of the checkpoint root, or "));
+}
+
 TEST(ParseLaunchOptions, HelpsWithAnExample) {
   std::string help;
   ASSERT_TRUE(ParseLaunchOptions({"--help"}, &help).ok());

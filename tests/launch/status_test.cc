@@ -179,6 +179,7 @@ TEST(StatusJson, IsReadBackAsItWas) {
   status.goodput = GoodputStatus{0.9, 120, {{"productive", 108}, {"recovery", 12}}};
   status.mfu = 0.41;
   status.stop_signals = {15};
+  status.stop = StopStatus{3.5, 120, 0.25};
 
   const auto read = ParseStatusJson(StatusJson(status));
 
@@ -187,6 +188,7 @@ TEST(StatusJson, IsReadBackAsItWas) {
   EXPECT_EQ(read->last_fault, status.last_fault);
   EXPECT_EQ(read->checkpoint, status.checkpoint);
   EXPECT_EQ(read->goodput, status.goodput);
+  EXPECT_EQ(read->stop, status.stop);
   EXPECT_EQ(read->mfu, 0.41);
   EXPECT_EQ(read->generation, 2u);
   EXPECT_EQ(StatusJson(*read), StatusJson(status));
@@ -258,6 +260,23 @@ TEST_F(EventLog, TellsOfTheRunThatWroteIt) {
   EXPECT_EQ(status.budget_used, 1);
   EXPECT_EQ(status.checkpoint->step, 5);
   EXPECT_FALSE(status.is_over());
+}
+
+TEST_F(EventLog, TellsWhenARequestToStopWasServed) {
+  JobStatus status;
+  const auto fold = [&](const char* line) { Fold(ordered_json::parse(line), status); };
+  const auto metrics = [&] {
+    return MetricsLint(MetricsText(status, {}, MetricsFormat::kPrometheus), false);
+  };
+  fold(R"({"t":1.0,"event":"saved","step":5})");
+  EXPECT_FALSE(status.stop);
+  fold(R"({"t":2.0,"event":"stop_asked","signal":15})");
+  fold(R"({"t":2.5,"event":"stop_asked","signal":15})");
+  EXPECT_EQ(status.stop, (StopStatus{2.0, {}, {}})) << "the first one counts";
+  EXPECT_EQ(metrics().value("outlast_stop_requested{job=\"run\"}"), 1);
+  fold(R"({"t":3.25,"event":"saved","step":9})");
+  EXPECT_EQ(status.stop, (StopStatus{2.0, 9, 1.25}));
+  EXPECT_EQ(metrics().value("outlast_stop_service_seconds{job=\"run\"}"), 1.25);
 }
 
 // The coordinator counts: a node that does not lead would say that nothing is used up.

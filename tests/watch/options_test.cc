@@ -16,6 +16,26 @@ std::string Refusal(const WatchdogOptions& options) {
   return std::string(MessageOf(status));
 }
 
+TEST(CheckNesting, NamesBothTimers) {
+  const JobDeadlines job = {.respawn = absl::Seconds(120),
+                            .commit_ack = absl::Seconds(10),
+                            .connect = absl::Seconds(40),
+                            .soft_abort = absl::Seconds(10)};
+  EXPECT_TRUE(CheckNesting({}, job).ok()) << "the defaults nest";
+  EXPECT_TRUE(CheckNesting({}, {}).ok()) << "nothing is known";
+  const auto refusal = [](const WatchdogOptions& options, const JobDeadlines& deadlines) {
+    return std::string(MessageOf(CheckNesting(options, deadlines)));
+  };
+  EXPECT_THAT(refusal({.first_limits = {.rebuild = absl::Seconds(170)}}, job),
+              HasSubstr("first_limits.rebuild is 2m50s, and a new process may take 2m50s (respawn "
+                        "2m, acknowledgement 10s, connect 40s)"));
+  JobDeadlines gloo = job;
+  gloo.collective_timeout = absl::Seconds(490);
+  EXPECT_THAT(refusal({}, gloo), HasSubstr("ceiling is 8m, and --collective-timeout 8m10s"));
+  gloo.collective_timeout = absl::Seconds(491);
+  EXPECT_EQ(refusal({}, gloo), "");
+}
+
 TEST(WatchdogOptions, TakesTheDefaults) { EXPECT_TRUE(Validate({}).ok()); }
 
 // Row 23, and TensorRT-LLM PR#10480: zero and negative are refused, none is the default, infinite
