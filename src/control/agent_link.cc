@@ -49,6 +49,7 @@ class AgentLink final : public CoordinatorLink {
   void TryAddress();
   void Hear(const control::CoordinatorFrame& frame);
   void Hear(const control::Challenge& challenge);
+  std::string_view TrustHint(std::string_view why) const;
   void Closed(const std::string& why);
   void Down(const std::string& why) {
     Forget();
@@ -84,6 +85,7 @@ class AgentLink final : public CoordinatorLink {
   std::string tried_;
   std::unique_ptr<control::FrameStream> stream_;
   std::string nonce_, their_nonce_;
+  std::string their_job_;
   bool is_up_ = false;
   bool is_trusted_ = false;
   std::optional<control::Refused> refusal_;  // our own, or what came before the challenge
@@ -153,11 +155,23 @@ void AgentLink::TryAddress() {
       .software = control::kSoftware, .job = options_.job, .node = options_.node, .nonce = nonce_});
 }
 
+// gRPC says no more of a handshake that the other side broke off.
+std::string_view AgentLink::TrustHint(std::string_view why) const {
+  const bool is_broken_off = why.find("closed") != std::string_view::npos ||
+                             why.find("andshak") != std::string_view::npos ||
+                             why.find("ertificate") != std::string_view::npos;
+  if (!is_broken_off) return "";
+  return options_.certificates.empty()
+             ? " (perhaps it wants TLS: --tls-ca)"
+             : " (under TLS each side's certificate must be from the other's --tls-ca, and a side "
+               "that has one wants one)";
+}
+
 void AgentLink::Closed(const std::string& why) {
   if (refusal_) return;  // it is what will be said
   if (is_up_) return Down(fmt::format("the stream to {} ended: {}", Where(), why));
   if (!tried_.empty()) tried_ += "; ";
-  tried_ += fmt::format("{}: {}", Where(), why);
+  tried_ += fmt::format("{}: {}{}", Where(), why, TrustHint(why));
   TryAddress();
 }
 
@@ -166,10 +180,17 @@ void AgentLink::Hear(const control::CoordinatorFrame& frame) {
   const auto& message = std::get<control::CoordinatorMessage>(frame);
   if (!is_up_) {
     const auto* refused = std::get_if<control::Refused>(&message);
-    if (refused != nullptr) return RefuseLater(refused->reason);
+    if (refused != nullptr)
+      return RefuseLater(fmt::format("the coordinator at {}: {}", Where(), refused->reason));
     return Down(fmt::format("{} speaks before its challenge", Where()));
   }
-  if (is_trusted_) ears_.on_said(message);
+  if (!is_trusted_) return;
+  const auto* refused = std::get_if<control::Refused>(&message);
+  if (refused == nullptr || their_job_ == options_.job) return ears_.on_said(message);
+  // Whoever has two jobs at one port wants to know which.
+  control::Refused named = *refused;
+  named.reason += fmt::format(" (at {})", Where());
+  ears_.on_said(named);
 }
 
 void AgentLink::Hear(const control::Challenge& challenge) {
@@ -180,6 +201,7 @@ void AgentLink::Hear(const control::Challenge& challenge) {
         challenge.version, challenge.software, control::kProtocolVersion, control::kSoftware));
   }
   their_nonce_ = challenge.nonce;
+  their_job_ = challenge.job;
   is_trusted_ =
       options_.token.empty() ||
       options_.token.Checks(challenge.proof, "coordinator", challenge.job, nonce_, challenge.nonce);

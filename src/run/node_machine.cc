@@ -9,6 +9,7 @@
 #include "base/error.h"
 #include "base/overloaded.h"
 #include "outlast/base/clock.h"
+#include "outlast/elastic/exit_code.h"
 
 namespace outlast {
 namespace {
@@ -134,6 +135,7 @@ class NodeMachine::Impl {
   bool is_welcome_ = false;
   bool said_down_ = false;  // that the link is down, to people
   std::string refusal_;     // the newest
+  std::string last_why_;    // that the link is down
   Repeats reasons_;
   absl::Duration now_;
   const std::shared_ptr<const bool> alive_ = std::make_shared<const bool>(true);
@@ -204,6 +206,7 @@ void NodeMachine::Impl::LinkIsUp() {
 
 void NodeMachine::Impl::LinkIsDown(const std::string& why) {
   const bool was_up = std::exchange(is_welcome_, false);
+  last_why_ = why;
   // What ends the agent is its last line.
   if (agent_.is_over() || (!reasons_.IsDue(why, now_) && !was_up)) return;
   said_down_ = true;
@@ -233,6 +236,11 @@ void NodeMachine::Impl::Do(NodeAction action, std::vector<JobAction>& rest) {
           },
           [&](TryCandidate& next) {
             Give(RanksRestored{next.generation, next.candidate, true, ""});
+          },
+          [&](FinishJob& finish) {
+            const bool is_alone = finish.exit_code == ExitCodeOf(JobOutcome::kNoQuorum);
+            if (is_alone && !is_welcome_ && !last_why_.empty()) finish.reason += ": " + last_why_;
+            rest.emplace_back(std::move(finish));
           },
           [&](auto& of_workers) { rest.emplace_back(std::move(of_workers)); },
       },
