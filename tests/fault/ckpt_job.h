@@ -46,6 +46,7 @@ class CkptJob {
   std::string root() const { return trainer.at("--ckpt-dir"); }
 
   int world = 1;
+  bool is_alone = false;  // without an agent, in a world of one
   std::map<std::string, std::string> trainer = {{"--steps", "20"},
                                                 {"--step-ms", "0.2"},
                                                 {"--ckpt-every", "10"},
@@ -58,11 +59,14 @@ class CkptJob {
     for (const char* log : {"log", "log.restores", "log.finished", "out", "err"})
       std::filesystem::remove(launched_.Path(log));
     const std::string suffix = order ? "_with_shim" : "";
-    std::vector<std::string> words = {
-        BuildFolder() / (order ? "outlast_tool_with_shim" : "outlast"), "run", "-n",
-        std::to_string(world)};
-    words.insert(words.end(), run_options.begin(), run_options.end());
-    words.insert(words.end(), {"--", BuildFolder() / ("outlast_toy_trainer" + suffix), "--log",
+    std::vector<std::string> words;
+    if (!is_alone) {
+      words = {BuildFolder() / (order ? "outlast_tool_with_shim" : "outlast"), "run", "-n",
+               std::to_string(world)};
+      words.insert(words.end(), run_options.begin(), run_options.end());
+      words.emplace_back("--");
+    }
+    words.insert(words.end(), {BuildFolder() / ("outlast_toy_trainer" + suffix), "--log",
                                launched_.Path("log")});
     for (const auto& [name, value] : trainer) words.insert(words.end(), {name, value});
     if (order) Arm(*order, root());

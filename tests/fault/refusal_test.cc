@@ -247,6 +247,23 @@ TEST_F(Refusal, InTheMiddleOfARunEndsWith88AndKeepsWhatWasSaved) {
   EXPECT_GE(RestoredStep(), 10);
 }
 
+// Case O10: pre-empted, and the disk takes nothing: not the code of a save.
+TEST_F(Refusal, OfAStopsSaveEndsWith81AndTellsTheLastDurableStep) {
+  const std::string root = job_.Path("ckpt");
+  ASSERT_EQ(Train(root), 0) << Said();
+  fs::remove(job_.Path("log"));
+  std::vector<std::string> words = TrainerWords(root, 100000);
+  words.insert(words.end(), {"--ckpt-every", "1000"});
+  job_.StartProgram(words);
+  while (StepsTrained() < 20 && is_alive(job_.pid())) absl::SleepFor(absl::Milliseconds(1));
+  Lock(root, 0555);
+  kill(job_.pid(), SIGTERM);
+  EXPECT_EQ(job_.Wait().code, 81) << Said();
+  EXPECT_THAT(Said(), HasSubstr("the request was not served in time, the last durable step is "));
+  EXPECT_TRUE(job_.Report()["stop"]["saved_step"].is_null()) << job_.Report()["stop"];
+  Unlock(root);
+}
+
 TEST_F(Refusal, NamesTheFullDiskOfACheckpointRoot) {
   if (!MountFull("ckpt", 1024, 0)) GTEST_SKIP() << "needs the right to mount a tmpfs";
   const std::string root = job_.Path("ckpt");

@@ -621,24 +621,52 @@ TEST(Root, ThatALiveJobHoldsIsRefusedAndTakenOverOnlyWhenAsked) {
   EXPECT_GT(second.RestoredStep(), 0) << second.Said();
 }
 
-// Case O08 in small
+// OUTLAST_TEST_STOPS says how many: `./dev torture` makes 200 of them.
+int StopsWanted() {
+  if (const char* wanted = std::getenv("OUTLAST_TEST_STOPS")) return std::atoi(wanted);
+  return kSanitized ? 4 : 20;
+}
+
+// Case O08: the trainers are in the middle of an allocation, a line, a mutex, a look-up or a save.
+// Every fourth one has no agent, so that the signal comes to the trainer itself.
 TEST(Stop, AtARandomMomentSavesAndResumesAtThatStep) {
-  std::mt19937 random(20261);
+  constexpr uint32_t kSeed = 20261;
+  RecordProperty("seed", static_cast<int>(kSeed));
+  std::mt19937 random(kSeed);
   std::uniform_int_distribution<int> delay_ms(0, 120);
-  for (int i = 0; i < (kSanitized ? 4 : 20); ++i) {
+  std::uniform_int_distribution<size_t> which(0, 2);
+  constexpr int kSignals[] = {SIGTERM, SIGUSR1, SIGUSR2};
+  const int stops = StopsWanted();
+  for (int i = 0; i < stops; ++i) {
+    const int signal = kSignals[which(random)];
+    SCOPED_TRACE(::testing::Message() << "stop " << i << " by signal " << signal);
     CkptJob job;
-    job.world = 1 + i % 2;
+    job.is_alone = i % 4 == 3;
+    job.world = job.is_alone ? 1 : 1 + i % 2;
+    job.run_options = {"--grace", "20"};
     job.trainer["--step-ms"] = "1";
+    job.trainer["--busy"] = "1";
     const LiveJob live(job);
     absl::SleepFor(absl::Milliseconds(delay_ms(random)));
-    kill(job.launched().pid(), SIGTERM);
+    const int64_t asked = MonotonicNanos();
+    kill(job.launched().pid(), signal);
     if (i % 2 == 1) {  // the second one harms nothing
-      absl::SleepFor(absl::Milliseconds(20));
+      absl::SleepFor(absl::Milliseconds(50));
       kill(job.launched().pid(), SIGTERM);
     }
     ASSERT_EQ(job.Wait(), 80) << job.Said();
+    EXPECT_LT(MonotonicNanos() - asked, absl::ToInt64Nanoseconds(absl::Seconds(18) * TimeFactor()))
+        << "not by the hard kill";
+    EXPECT_EQ(job.launched().Read("err").find("toy_trainer:"), std::string::npos)
+        << "an interrupted call: " << job.Said();
     const int64_t saved = job.CommittedSteps().back();
     EXPECT_EQ(job.Tool("verify"), 0);
+    if (!job.is_alone) {
+      const nlohmann::json stop = job.launched().Report()["stop"];
+      EXPECT_EQ(stop["saved_step"], saved) << stop;
+      EXPECT_GT(stop["service_seconds"], 0) << stop;
+      EXPECT_THAT(job.Said(), HasSubstr("; saved step " + std::to_string(saved) + " in "));
+    }
     job.trainer["--steps"] = std::to_string(saved + 5);
     ASSERT_EQ(job.Run(), 0) << job.Said();
     EXPECT_EQ(job.RestoredStep(), saved);

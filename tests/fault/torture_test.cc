@@ -99,7 +99,29 @@ TEST(Torture, ASignalInAnyPhaseIsServedOrSaidNotToBe) {
     EXPECT_LT(Since(asked), absl::Seconds(9) * TimeFactor()) << "not by the kill at its end";
     EXPECT_EQ(job.Report()["faults"].size(), 0u);
     EXPECT_THAT(job.Read("err"), HasSubstr("exit code " + std::to_string(code) + ": "));
+    const nlohmann::json stop = job.Report()["stop"];
+    EXPECT_EQ(stop["saved_step"].is_null(), code == 81) << stop;
+    EXPECT_EQ(stop["service_seconds"].is_null(), code == 81) << stop;
   }
+}
+
+// Case O09: the phase is longer than the platform waits. What memory holds is saved all the same.
+TEST(Torture, AStopInAPhaseThatOutlastsItsGraceSavesWhatMemoryHolds) {
+  Launched job;
+  job.Start({"-n", "2", "--grace", "1.5", "--stop-within", "6", "--kill-after", "8", "--",
+             TortureTrainer(), "long", "."});
+  while (job.Read("long") != "here\nhere\n" && is_alive(job.pid()))
+    Clock::Real().SleepFor(absl::Milliseconds(2));
+  const int64_t asked = MonotonicNanos();
+  kill(job.pid(), SIGTERM);
+  EXPECT_EQ(job.Wait().code, 80) << job.Read("err");
+  const absl::Duration took = Since(asked);
+  EXPECT_LT(took, absl::Seconds(8) * TimeFactor()) << "before the platform's kill";
+  EXPECT_THAT(job.Read("err"), HasSubstr("; saved step 10 in "));
+  const nlohmann::json stop = job.Report()["stop"];
+  EXPECT_EQ(stop["saved_step"], 10) << stop;
+  EXPECT_GT(stop["service_seconds"], 0.5) << "the step was waited for: " << stop;
+  EXPECT_LT(stop["service_seconds"], absl::ToDoubleSeconds(took)) << stop;
 }
 
 // --- A hundred restarts ---

@@ -7,7 +7,8 @@
 //   torture_trainer PHASE FOLDER         the same with saves to FOLDER/root, but stands in PHASE
 //   (init,
 //                                        warmup, evaluation, save) until it is asked to stop:
-//                                        FOLDER/PHASE appears when it does
+//                                        FOLDER/PHASE appears when it does. In the phase "long" it
+//                                        stands whatever it is asked
 //
 // Ends with 0, 1 (the library refused something) or 2 (usage).
 #include <fcntl.h>
@@ -86,6 +87,10 @@ class Trainer {
       if (sum[0] > 0) return absl::OkStatus();
       absl::SleepFor(absl::Milliseconds(1));
       if (step == kStandsAt) StandIn("evaluation");
+      if (step == kStandsAt && mode_ == "long") {
+        AppendLine(folder_ + "/long", "here\n");
+        absl::SleepFor(absl::Seconds(600));
+      }
       OUTLAST_RETURN_IF_ERROR(Complete(step + 1));
       if (step + 1 == kStandsAt) StandIn("save");  // it is on its way
       if (step == first + 5) {

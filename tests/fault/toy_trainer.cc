@@ -4,7 +4,7 @@
 //               [--sharded-mb M] [--finish-each 1] [--disk-rate BYTES_PER_SECOND] [--seed X]
 //               [--remote URI --remote-every K --remote-keep R --remote-rate BYTES_PER_SECOND]
 //               [--hook SCRIPT] [--snapshot-every K]
-//               [--log FILE] [--watch-floor SECONDS --watch-poll SECONDS]
+//               [--log FILE] [--watch-floor SECONDS --watch-poll SECONDS] [--busy 1]
 //               [--stall data|backward|allreduce|read:RANK:STEP[:SECONDS]]
 //
 // With --sharded-mb the state is one of M MiB whatever the world, of which each rank holds a slice
@@ -15,12 +15,16 @@
 // is durable: "rank CLOCK_MONOTONIC-nanoseconds". A stall happens once, in generation
 // 1; when the rank stands there, FILE.stall appears with its pid.
 //
+// With --busy a step's time is spent in what a signal handler must not meet: it allocates, prints,
+// holds a mutex and looks names up, without a pause.
+//
 // With --finish-each each rank waits after each step until its save is complete, and looks for the
 // checkpoint itself.
 //
 // Ends with 0, 1 (the library refused something), 2 (usage), 3 (the restored state is wrong), 4 (a
-// wrong sum), 5 (a complete save is not visible).
+// wrong sum), 5 (a complete save is not visible), 80 (stopped, where no agent says so).
 #include <fcntl.h>
+#include <netdb.h>
 #include <pthread.h>
 #include <sys/stat.h>
 #include <unistd.h>
@@ -32,6 +36,7 @@
 #include <cstring>
 #include <filesystem>
 #include <map>
+#include <mutex>
 #include <optional>
 #include <span>
 #include <string>
@@ -47,6 +52,7 @@ namespace {
 constexpr int kWrongState = 3;
 constexpr int kWrongSum = 4;
 constexpr int kInvisible = 5;
+constexpr int kStopped = 80;
 
 struct Stall {
   std::string where;
@@ -65,6 +71,7 @@ struct Options {
   double state_mb = 1;
   double sharded_mb = 0;
   bool finish_each = false;
+  bool busy = false;
   uint64_t disk_rate = 0;
   uint32_t seed = 1;
   outlast::RemoteOptions remote;
@@ -110,6 +117,7 @@ std::optional<Options> Parse(int argc, char** argv) {
   number("--state-mb", options.state_mb);
   number("--sharded-mb", options.sharded_mb);
   number("--finish-each", options.finish_each);
+  number("--busy", options.busy);
   number("--disk-rate", options.disk_rate);
   number("--remote-every", options.remote_every);
   number("--remote-keep", options.remote.keep_last);
@@ -132,6 +140,19 @@ std::optional<Options> Parse(int argc, char** argv) {
 }
 
 void Sleep(double seconds) { absl::SleepFor(absl::Seconds(seconds)); }
+
+void BeBusy(double seconds) {
+  static std::mutex mutex;
+  const int64_t until = outlast::MonotonicNanos() + static_cast<int64_t>(seconds * 1e9);
+  for (size_t i = 0; outlast::MonotonicNanos() < until; ++i) {
+    const std::lock_guard lock(mutex);
+    const std::string text(100 + i % 5000, 'x');
+    if (i % 50 == 0) std::printf("%.60s\n", text.c_str());
+    if (i % 200 != 0) continue;
+    addrinfo* found = nullptr;
+    if (getaddrinfo("localhost", nullptr, nullptr, &found) == 0) freeaddrinfo(found);
+  }
+}
 
 // One write(2) in append mode: lines of several ranks never mix.
 void AppendLine(const std::string& path, const std::string& line) {
@@ -365,7 +386,8 @@ outlast::HookOptions HooksOf(const Options& options) {
   return hooks;
 }
 
-absl::Status Train(const Options& options) {
+// Whether it ended by an agreed stop that no agent tells of.
+absl::StatusOr<bool> Train(const Options& options) {
   OUTLAST_ASSIGN_OR_RETURN(const auto run, outlast::Run::Join());
   OUTLAST_ASSIGN_OR_RETURN(
       const auto checkpoints,
@@ -388,7 +410,7 @@ absl::Status Train(const Options& options) {
   OUTLAST_ASSIGN_OR_RETURN(const auto meter, outlast::Meter::Start(*run));
   Staller staller(options);
 
-  return run->ForEachGeneration([&](outlast::Generation& generation) -> absl::Status {
+  const auto body = [&](outlast::Generation& generation) -> absl::Status {
     OUTLAST_ASSIGN_OR_RETURN(auto group, outlast::Group::Make(generation, *run, "gradients", 4096));
     State state(options, generation.rank(), generation.world());
     // Its memory goes with this body, however that is left.
@@ -402,7 +424,7 @@ absl::Status Train(const Options& options) {
       staller.Reach("data", generation, step);
       staller.Reach("read", generation, step);
       scope.Enter(outlast::Phase::kBackward);
-      Sleep(options.step_ms / 1000);
+      (options.busy ? BeBusy : Sleep)(options.step_ms / 1000);
       staller.Reach("backward", generation, step);
       scope.Enter(outlast::Phase::kCommWait);
       staller.Reach("allreduce", generation, step);
@@ -424,7 +446,9 @@ absl::Status Train(const Options& options) {
       AppendLine(options.log + ".finished", std::to_string(generation.rank()) + " " +
                                                 std::to_string(outlast::MonotonicNanos()) + "\n");
     return absl::OkStatus();
-  });
+  };
+  OUTLAST_RETURN_IF_ERROR(run->ForEachGeneration(body));
+  return run->stopped() && !run->has_agent();
 }
 
 }  // namespace
@@ -435,7 +459,10 @@ int main(int argc, char** argv) {
     std::fprintf(stderr, "toy_trainer: bad arguments; the head of its source lists them\n");
     return 2;
   }
-  const absl::Status status = Train(*options);
-  if (!status.ok()) std::fprintf(stderr, "toy_trainer: %s\n", status.ToString().c_str());
-  return status.ok() ? 0 : 1;
+  const auto stopped = Train(*options);
+  if (!stopped.ok()) {
+    std::fprintf(stderr, "toy_trainer: %s\n", stopped.status().ToString().c_str());
+    return 1;
+  }
+  return *stopped ? kStopped : 0;
 }

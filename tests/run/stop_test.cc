@@ -180,6 +180,22 @@ TEST(WorldOfOne, JoinsInLessThanAMillisecond) {
   EXPECT_LT(best, limit);
 }
 
+// Case O09: it may be asked for in any loop.
+TEST(WorldOfOne, LooksForARequestToStopInLessThanAMicrosecond) {
+  constexpr int kPolls = 10'000;
+  const auto run = std::move(Run::Join()).value();
+  absl::Duration best = absl::InfiniteDuration();
+  bool asked = false;
+  for (int i = 0; i < 20; ++i) {  // a loaded machine disturbs some
+    const int64_t start_ns = MonotonicNanos();
+    for (int poll = 0; poll < kPolls; ++poll) asked = run->StopRequested() || asked;
+    best = std::min(best, absl::Nanoseconds(MonotonicNanos() - start_ns));
+  }
+  EXPECT_FALSE(asked);
+  RecordProperty("best_ns", static_cast<int>(absl::ToInt64Nanoseconds(best) / kPolls));
+  EXPECT_LT(best / kPolls, absl::Microseconds(1) * testing::TimeFactor());
+}
+
 class WorldOfOneSignal : public ::testing::TestWithParam<int> {};
 
 TEST_P(WorldOfOneSignal, SavesAtAStepBoundaryAndStops) {
