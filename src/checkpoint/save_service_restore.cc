@@ -154,10 +154,10 @@ void SaveService::OnCandidates(uint64_t generation, uint32_t attempt,
       if (holds(candidates->local, name) && !restoring_.bad_folders.contains(name)) {
         const auto parts = ParseCheckpointName(name);
         const std::string& elsewhere = candidates->elsewhere;
-        return Decide(
-            {.source = RestoreSource::kDisk,
-             .step = parts ? parts->step : 0,
-             .folder = elsewhere.empty() ? opened_->root->PathOf(name) : elsewhere + "/" + name});
+        return Decide({.source = RestoreSource::kDisk,
+                       .step = parts ? parts->step : 0,
+                       .folder = elsewhere.empty() ? opened_->root->PathOf(name)
+                                                   : fmt::format("{}/{}", elsewhere, name)});
       }
       // The same step from another source before an older one.
       if (holds(candidates->remote, name) && !restoring_.bad_remote.contains(name)) {
