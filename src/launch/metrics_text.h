@@ -21,7 +21,8 @@
 //   outlast_saved_bytes_total
 //   outlast_checkpoint_step, outlast_checkpoint_timestamp_seconds    absent before the first one
 //   outlast_stop_requested                     1 once this agent was asked to stop
-//   outlast_stop_service_seconds               from then until a checkpoint was durable; absent before
+//   outlast_stop_service_seconds               from then until a checkpoint was durable; absent
+//   before
 // Counters never fall while the agent lives, whatever dies, and the number of series stays.
 #pragma once
 

@@ -56,7 +56,9 @@ class Watchdog {
  public:
   // Asks the agent to watch this job; every rank calls it, and the first one's options hold.
   // Without an agent a thread of this process judges the section limits of its own rank, prints
-  // verdicts and stacks, and one line says what is lost. kInvalidArgument as Validate.
+  // verdicts and stacks, and one line says what is lost. kInvalidArgument as Validate; and from an
+  // agent, where limits do not nest: rebuild must be longer than a new process may take (160 s, of
+  // several nodes 170 s), and what --collective-timeout tells longer than the ceiling and 10 s.
   // kDeadlineExceeded, kUnavailable: the agent did not answer. `run` must outlive the watchdog.
   static absl::StatusOr<std::unique_ptr<Watchdog>> Start(Run& run,
                                                          const WatchdogOptions& options = {});
