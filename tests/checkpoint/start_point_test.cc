@@ -15,7 +15,6 @@ namespace {
 using ::testing::AllOf;
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
-using ::testing::IsEmpty;
 
 std::string Name(int64_t step, uint32_t nonce) { return CheckpointName(step, nonce); }
 
@@ -93,7 +92,7 @@ TEST(ParseStartPoint, TakesLatestAStepOrAFolder) {
   EXPECT_TRUE(ParseStartPoint("latest")->is_latest());
   EXPECT_EQ(ParseStartPoint("120")->step, 120);
   const TempFolder temp;
-  const std::string folder = temp.path();
+  const std::string& folder = temp.path();
   EXPECT_EQ(ParseStartPoint(folder + "/")->folder, folder);
   EXPECT_EQ(ParseStartPoint("file://" + folder)->folder, folder);
   std::filesystem::create_directory(folder + "/7");

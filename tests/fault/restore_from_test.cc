@@ -104,7 +104,7 @@ TEST_F(RestoreFrom, AnotherRootIsOnlyReadAndTheOwnOneIsSavedTo) {
   // One checkpoint of it, and by a trainer that has nothing left to do: it is saved here too.
   std::string first;
   for (const auto& [name, manifest] : ManifestsOf(other)) {
-    if (manifest["step"] == 1) first = other + "/" + name;
+    if (manifest["step"] == 1) first.assign(other).append("/").append(name);
   }
   job_.trainer["--ckpt-dir"] = job_.launched().Path("third");
   ASSERT_EQ(Train(1, {"--restore-from", first}), 0) << Said();
