@@ -146,6 +146,7 @@ void Coordinator::On(const HelloReceived& event) {
   agent.peer_address = hello.peer_address;
   agent.measure_address = hello.measure_address;
   agent.saves_on_request = hello.saves_on_request;
+  agent.watches_links = hello.watches_links;
   if (is_new) {
     rates_.Forget(hello.node);
     if (!hello.measure_address.empty())
@@ -274,7 +275,7 @@ void Coordinator::Lose(Agent& agent, const std::string& reason) {
 
 // By value: the name may belong to what is erased.
 // NOLINTNEXTLINE(performance-unnecessary-value-param)
-void Coordinator::Remove(std::string node, const std::string& reason) {
+void Coordinator::Remove(std::string node, const std::string& reason, FaultClass fault_class) {
   const auto known = agents_.find(node);
   if (known == agents_.end()) return;
   const Agent agent = std::move(known->second);
@@ -288,7 +289,7 @@ void Coordinator::Remove(std::string node, const std::string& reason) {
   const bool was_prepared = is_preparing() && state_.generation() > 0 && agent.concerned &&
                             provisional_.Has(node, agent.incarnation) && !agent.leaving;
   if ((HasWork(agent) && !agent.bye && !agent.leaving) || was_prepared) {
-    NodeLost(node, agent.incarnation, reason);
+    NodeLost(node, agent.incarnation, reason, fault_class);
   } else if (save_ && HasWork(agent)) {
     EndSave(fmt::format("node {}: {}", node, reason));
   } else if (phase_ == CoordinatorPhase::kReforming && agent.concerned &&
@@ -334,8 +335,11 @@ void Coordinator::Hear(Agent& agent, const control::Beat& beat) {
   }
   // What it says about a map that it has not heard of yet is about other ranks.
   agent.unreached.clear();
+  agent.unmet.clear();
   if (agent.committed != state_.generation() || !agent.holds_ranks) return;
   agent.unreached = beat.unreached;
+  agent.unmet = beat.unmet;
+  TellOfUnmet(agent);
   std::vector<int> finished;
   for (const control::RankBeat& rank : beat.ranks) {
     if (rank.rank < 0 || rank.rank >= state_.commit.map.world) continue;

@@ -5,7 +5,6 @@
 
 #include "outlast/base/status.h"
 #include "outlast/elastic/coordinator.h"
-#include "outlast/elastic/cut_links.h"
 
 namespace outlast {
 
@@ -63,45 +62,8 @@ void Coordinator::Hear(Agent& agent, const control::Fault& fault) {
   Charge(node, incarnation, fault);
 }
 
-bool Coordinator::IsShunned(const std::string& node) const {
-  const auto known = shunned_.find(node);
-  return known != shunned_.end() && now_ < known->second.until;
-}
-
-// Who is silent here too is waited for as ever, and says nothing about links.
-void Coordinator::RemoveWhoIsCutOff() {
-  const RankMap& map = state_.commit.map;
-  if (map.runs.empty()) return;
-  CutLinks links{.lead = map.runs.front().node};
-  const auto misses = [](const Agent& one, const std::string& other) {
-    return std::find(one.unreached.begin(), one.unreached.end(), other) != one.unreached.end();
-  };
-  const auto lead = agents_.find(links.lead);
-  if (lead == agents_.end() || lead->second.stream == 0) return;
-  for (const auto& [node, agent] : agents_) {
-    if (node == links.lead || !agent.holds_ranks || agent.stream == 0) continue;
-    links.followers.push_back(node);
-    if (misses(agent, links.lead) || misses(lead->second, node)) links.cut.push_back(node);
-  }
-  for (const auto& [node, shunned] : shunned_) {
-    if (shunned.lead == links.lead) links.blamed_yet.push_back(node);
-  }
-  for (const std::string& node : JudgeCutLinks(links)) {
-    const bool is_lead = node == links.lead;
-    // Those who were blamed in its place were not at fault.
-    if (is_lead)
-      std::erase_if(shunned_, [&](const auto& one) { return one.second.lead == links.lead; });
-    const std::string& other = is_lead ? links.cut.front() : links.lead;
-    shunned_[node] = {is_lead ? std::string() : links.lead, now_ + options_.exclude_for};
-    const std::string reason = fmt::format(
-        "it and node {} do not reach each other, though both reach the coordinator", other);
-    Emit(Announce{fmt::format("node {}: {}", node, reason)});
-    Remove(node, reason);
-  }
-}
-
-void Coordinator::NodeLost(const std::string& node, uint64_t incarnation,
-                           const std::string& reason) {
+void Coordinator::NodeLost(const std::string& node, uint64_t incarnation, const std::string& reason,
+                           FaultClass fault_class) {
   const std::string detail = fmt::format("node {}: {}", node, reason);
   if (phase_ == CoordinatorPhase::kDraining) return GiveUpStop(detail + " during a stop", false);
   if (phase_ == CoordinatorPhase::kEnding || phase_ == CoordinatorPhase::kForming) return;
@@ -114,8 +76,8 @@ void Coordinator::NodeLost(const std::string& node, uint64_t incarnation,
           .generation = state_.generation(),
           // One that was prepared for its first generation here is no victim of the last one.
           .born = rank < 0 ? state_.target : 0,
-          .fault_class = FaultClass::kNodeLost,
-          .what = "node lost",
+          .fault_class = fault_class,
+          .what = std::string(FaultClassName(fault_class)),
           .detail = detail,
           .plain = HoldsPlain(node, incarnation)});
   // A victim's ranks need another holder all the same.
@@ -148,8 +110,9 @@ void Coordinator::Charge(const std::string& node, uint64_t agent, const control:
   const bool charged = !record.victim && !fault.end.by_us;
   const bool hardware = fault.fault_class == FaultClass::kHardware;
   if (hardware) Exclude(node, fault.detail);
-  record.as_crash =
-      (hardware || fault.fault_class == FaultClass::kNodeLost) && charged && WouldShrink();
+  const bool takes_the_node = hardware || fault.fault_class == FaultClass::kNodeLost ||
+                              fault.fault_class == FaultClass::kLinkCut;
+  record.as_crash = takes_the_node && charged && WouldShrink();
 
   FaultHistory history = state_.history;
   if (replaces) history.TakeBackNewest();
@@ -374,7 +337,9 @@ void Coordinator::TryCommit() {
 
 void Coordinator::SendCommit(Agent& agent) {
   if (agent.stream == 0) return;
-  Send(agent, state_.commit);
+  control::Commit commit = state_.commit;
+  commit.links = LinksToWatch(agent);
+  Send(agent, std::move(commit));
   const bool owes = !is_preparing() && HasWork(agent) && agent.committed < state_.generation();
   if (owes) agent.ack_due = now_ + options_.commit_ack;
 }

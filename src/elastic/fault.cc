@@ -24,6 +24,8 @@ std::string_view FaultClassName(FaultClass fault_class) {
       return "hardware";
     case FaultClass::kNodeLost:
       return "node lost";
+    case FaultClass::kLinkCut:
+      return "link cut";
   }
   return "unknown";
 }

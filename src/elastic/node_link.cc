@@ -38,6 +38,7 @@ void NodeAgent::On(const StreamUp&) {
                  .measure_address = options_.measure_address,
                  .terms = options_.terms,
                  .saves_on_request = true,
+                 .watches_links = true,
                  .run_id = run_id_,
                  .coordinator = coordinator_,
                  .generation = committed_}});

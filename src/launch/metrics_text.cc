@@ -15,8 +15,8 @@ namespace {
 constexpr std::array kStates = {"starting",        "running",  "stopped", "traced",
                                 "uninterruptible", "finished", "ended",   "unknown"};
 constexpr std::array kFaultClasses = {
-    FaultClass::kPreempt,   FaultClass::kCrash,    FaultClass::kHang,    FaultClass::kResource,
-    FaultClass::kEarlyExit, FaultClass::kHardware, FaultClass::kNodeLost};
+    FaultClass::kPreempt,   FaultClass::kCrash,    FaultClass::kHang,     FaultClass::kResource,
+    FaultClass::kEarlyExit, FaultClass::kHardware, FaultClass::kNodeLost, FaultClass::kLinkCut};
 
 std::string Escaped(std::string_view text) {
   std::string out;

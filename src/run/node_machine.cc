@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cctype>
 #include <map>
+#include <set>
 #include <utility>
 #include <variant>
 
@@ -127,8 +128,10 @@ class NodeMachine::Impl {
   NodeAgent agent_;
   Tell tell_;
   uint64_t group_ = 0;  // the generation whose peers this node is among
-  // Of those that it should be connected to: since when it is not.
+  // Of those that it should reach: since when it does not.
   std::map<std::string, absl::Duration> unreached_;
+  std::set<std::string> links_;  // of them those to other followers
+  std::set<std::string> met_;    // whom it has reached, in any generation
   // Held for the newest generation that this node prepared rank 0 for.
   uint64_t bootstrap_generation_ = 0;
   std::string bootstrap_;
@@ -159,7 +162,11 @@ void NodeMachine::Impl::Listen(Tell tell) {
                       SaidByCoordinator(message);
                       Give(CoordinatorSaid{message});
                     }});
-  peers_.Listen(kPeerLinks, {.on_up = [this](const std::string& node) { unreached_.erase(node); },
+  peers_.Listen(kPeerLinks, {.on_up =
+                                 [this](const std::string& node) {
+                                   unreached_.erase(node);
+                                   met_.insert(node);
+                                 },
                              .on_down =
                                  [this](const std::string& node, const std::string&) {
                                    unreached_.try_emplace(node, Clock::Real().Uptime());
@@ -257,7 +264,9 @@ void NodeMachine::Impl::Fill(control::Beat& beat) const {
   if (group_ == 0 || group_ != agent_.generation() || agent_.aborted() >= group_) return;
   const absl::Duration due = Clock::Real().Uptime() - agent_.options().elastic.beat_loss;
   for (const auto& [node, since] : unreached_) {
-    if (since <= due) beat.unreached.push_back(node);
+    if (since > due) continue;
+    const bool is_unmet = links_.contains(node) && !met_.contains(node);
+    (is_unmet ? beat.unmet : beat.unreached).push_back(node);
   }
 }
 
@@ -285,17 +294,25 @@ CommitGeneration NodeMachine::Impl::Open(OpenGeneration open) {
   auto job = std::make_shared<const control::Commit>(std::move(open.commit));
   group_ = job->generation;
   unreached_.clear();
+  links_.clear();
   const std::string& self = agent_.options().node;
   const std::string& lead = job->map.runs.front().node;
   for (const std::string& node : NodesOf(job->map)) {
     if (node != self && (self == lead || node == lead)) unreached_[node] = Clock::Real().Uptime();
   }
-  peers_.Enter({.run_id = agent_.run_id(),
-                .generation = job->generation,
-                .self = agent_.options().node,
-                .lead = job->map.runs.front().node,
-                .nodes = NodesOf(job->map),
-                .lead_address = job->lead_address});
+  PeerGroup group{.run_id = agent_.run_id(),
+                  .generation = job->generation,
+                  .self = self,
+                  .lead = lead,
+                  .nodes = NodesOf(job->map),
+                  .lead_address = job->lead_address,
+                  .links = {}};
+  for (const auto& [node, address] : job->links) {
+    group.links.push_back({node, address});
+    links_.insert(node);
+    unreached_[node] = Clock::Real().Uptime();
+  }
+  peers_.Enter(group);
   CommitGeneration commit{.generation = job->generation, .members = {}};
   for (size_t slot = 0; slot < open.ranks.size(); ++slot) {
     const int rank = open.ranks[slot];

@@ -1,6 +1,7 @@
 // What the agents of one generation tell each other: the agent of rank 0, the *lead*, and each
 // other one, a *follower*, over one connection a pair. It carries keys of Put and Get, what the
-// ranks' parts of a checkpoint need to become one, and what tells who hangs.
+// ranks' parts of a checkpoint need to become one, and what tells who hangs. Between followers
+// nothing is told; whether they reach each other can be watched.
 #pragma once
 
 #include <cstdint>
@@ -21,6 +22,12 @@ struct PeerGroup {
   std::string lead;                // of the node that holds rank 0
   std::vector<std::string> nodes;  // that hold ranks; self and lead among them
   std::string lead_address;        // HOST:PORT
+  struct Link {
+    std::string node;
+    std::string address;  // HOST:PORT
+  };
+  // Other followers that are to be reached: kPeerLinks alone hears of them, on_up and on_down.
+  std::vector<Link> links;
 };
 
 // Belongs to its loop's thread. No call waits, and none calls back before it returned.
@@ -54,6 +61,6 @@ class Peers {
 inline constexpr uint16_t kPeerKeys = 1;   // the keeper's: Put and Get
 inline constexpr uint16_t kPeerSaves = 2;  // the save service's
 inline constexpr uint16_t kPeerWatch = 3;  // the watch's
-inline constexpr uint16_t kPeerLinks = 4;  // nobody's: who hears of the connections alone
+inline constexpr uint16_t kPeerLinks = 4;  // nobody's: who hears of connections and links alone
 
 }  // namespace outlast

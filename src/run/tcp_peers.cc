@@ -11,6 +11,7 @@
 #include "base/socket.h"
 #include "outlast/base/clock.h"
 #include "run/frame_socket.h"
+#include "run/link_probes.h"
 #include "run/peer_dialer.h"
 #include "run/peer_door.h"
 
@@ -73,6 +74,12 @@ class TcpPeers final : public Peers {
   void OnLinkWord(const std::string& node, std::string_view payload);
   void OnEnd(const std::string& node, const absl::Status& why);
 
+  // For who hears of links. Null: nobody does.
+  std::shared_ptr<const Ears> LinkEars() const {
+    const auto found = ears_.find(kPeerLinks);
+    return found == ears_.end() ? nullptr : found->second;
+  }
+
   // Ends.
   void Refuse(Socket socket, const std::string& who, std::string_view why, PeerRefusal kind);
   void SayGoodbye(Socket socket, std::string_view why, PeerRefusal kind);
@@ -92,6 +99,7 @@ class TcpPeers final : public Peers {
   uint64_t next_farewell_ = 1;
   std::unordered_map<std::string, absl::Duration> said_;
   PeerDialer dialer_;
+  LinkProbes probes_;
   PeerDoor door_;
 };
 
@@ -111,6 +119,15 @@ TcpPeers::TcpPeers(EventLoop& loop, TcpPeersOptions options, UniqueFd listener, 
                      Refuse(std::move(socket),
                             fmt::format("node '{}' at {}", group_.lead, group_.lead_address),
                             MessageOf(why), PeerRefusal::kRetry);
+                   }}),
+      probes_(loop, {.beat = options_.beat, .patience = options_.loss},
+              {.on_reached =
+                   [this](const std::string& node) {
+                     if (const auto ears = LinkEars()) ears->on_up(node);
+                   },
+               .on_unreached =
+                   [this](const std::string& node, const std::string& why) {
+                     if (const auto ears = LinkEars()) ears->on_down(node, why);
                    }}),
       door_(loop, options_, std::move(listener),
             {.on_proven = [this](const PeerIdentity& who,
@@ -144,6 +161,7 @@ void TcpPeers::Enter(const PeerGroup& group) {
   for (const std::string& node : group_.nodes) {
     if (is_lead() && node != options_.node) peers_[node];
   }
+  probes_.Watch(group_.links);
   LookAtEarly();
 }
 
@@ -156,6 +174,7 @@ void TcpPeers::Leave(uint64_t generation) {
 
 void TcpPeers::CloseGroup(const std::string& why) {
   dialer_.Stop();
+  probes_.Watch({});
   for (auto& [node, peer] : std::exchange(peers_, {})) {
     if (peer.socket != nullptr)
       SayGoodbye(std::move(peer.socket), why, PeerRefusal::kGenerationIsOver);

@@ -238,6 +238,10 @@ void Cluster::Do(int host, const CoordinatorAction& action, bool& died) {
           [&](const DisarmTimer&) { at.has_timer = false; },
           [&](const RecordFault& record) {
             faults_.push_back(record.fault);
+            if (record.fault.fault_class == FaultClass::kLinkCut &&
+                !ever_cut_.contains(record.fault.node))
+              Fail(fmt::format("{} is left out for a cut that does not touch it",
+                               record.fault.node));
             Trace("fault: {}{}", record.fault.detail, record.fault.victim ? " (victim)" : "");
           },
           [&](const FinishJob& finish) {
@@ -299,7 +303,9 @@ void Cluster::CheckSend(const CoordinatorHost& at, const control::CoordinatorMes
   if (std::holds_alternative<control::Welcome>(message)) {
     if (at.shadow.terms.terms.empty() && !at.shadow.ended) Fail("WELCOME before its terms' record");
   } else if (const auto* commit = std::get_if<control::Commit>(&message)) {
-    if (at.shadow.commit != *commit) Fail("COMMIT before its record");
+    control::Commit recorded = *commit;
+    recorded.links.clear();  // each agent's own
+    if (at.shadow.commit != recorded) Fail("COMMIT before its record");
     CheckCommit(*commit);
   } else if (const auto* prepare = std::get_if<control::Prepare>(&message)) {
     if (at.shadow.target != prepare->generation) Fail("PREPARE before its record");
@@ -529,7 +535,7 @@ void Cluster::DoSend(int node, const control::AgentMessage& message) {
     prepared->snapshots = agent.held;
     prepared->bootstrap = agent.machine->options().node + ":1";
   }
-  if (auto* beat = std::get_if<control::Beat>(&sent)) beat->unreached = Unreached(node);
+  if (auto* beat = std::get_if<control::Beat>(&sent)) LookAtLinks(node, *beat);
   const Network::Stream stream = agent.stream;
   if (stream == 0) return;
   for (int to = 0; to < kCoordinatorHosts; ++to) {
@@ -542,24 +548,39 @@ void Cluster::DoSend(int node, const control::AgentMessage& message) {
   }
 }
 
-std::vector<std::string> Cluster::Unreached(int node) const {
-  const NodeAgent& machine = *Agent(node).machine;
+void Cluster::CutBetween(int from, int to) {
+  Trace("nothing passes from n{} to n{}", from, to);
+  cut_between_.insert({from, to});
+  for (const int node : {from, to}) ever_cut_.insert(fmt::format("n{:02}", node));
+}
+
+// A connection breaks at both its ends, whichever way is cut.
+bool Cluster::IsCutBetween(int one, int other) const {
+  return cut_between_.contains({one, other}) || cut_between_.contains({other, one});
+}
+
+void Cluster::LookAtLinks(int node, control::Beat& beat) {
+  AgentHost& agent = Agent(node);
+  const NodeAgent& machine = *agent.machine;
   const auto commit = commits_.find(machine.generation());
-  if (commit == commits_.end() || machine.aborted() >= machine.generation()) return {};
+  if (commit == commits_.end() || machine.aborted() >= machine.generation()) return;
   const RankMap& map = commit->second.map;
   const std::string& lead = map.runs.front().node;
-  std::vector<std::string> unreached;
-  for (const auto& [one, two] : cut_between_) {
-    if (node != one && node != two) continue;
-    const AgentHost& other = Agent(node == one ? two : one);
-    if (!other.machine) continue;
-    const std::string& self = machine.options().node;
-    const std::string& peer = other.machine->options().node;
-    const bool both_hold = map.Has(self, machine.options().incarnation) &&
-                           map.Has(peer, other.machine->options().incarnation);
-    if (both_hold && (self == lead || peer == lead)) unreached.push_back(peer);
+  const std::string& self = machine.options().node;
+  if (!map.Has(self, machine.options().incarnation)) return;
+  for (int other = 0; other < nodes(); ++other) {
+    if (other == node || !Agent(other).machine) continue;
+    const NodeOptions& peer = Agent(other).machine->options();
+    if (!map.Has(peer.node, peer.incarnation)) continue;
+    const bool is_cut = IsCutBetween(node, other);
+    const bool is_watched =
+        std::find(agent.links.begin(), agent.links.end(), peer.node) != agent.links.end();
+    if (!is_watched && self != lead && peer.node != lead) continue;
+    if (!is_cut) agent.met.insert(peer.node);
+    if (!is_cut) continue;
+    const bool is_unmet = is_watched && !agent.met.contains(peer.node);
+    (is_unmet ? beat.unmet : beat.unreached).push_back(peer.node);
   }
-  return unreached;
 }
 
 void Cluster::DoSpawn(int node, const SpawnWorker& spawn) {
@@ -607,6 +628,8 @@ void Cluster::DoOpen(int node, const OpenGeneration& open) {
   if (open.commit.generation <= agent.opened) Fail("an older generation is opened");
   agent.opened = open.commit.generation;
   agent.ranks = open.ranks;
+  agent.links.clear();
+  for (const control::NodeAddress& link : open.commit.links) agent.links.push_back(link.node);
   if (commits_.at(agent.opened).map != open.commit.map) Fail("another map than was committed");
   for (int slot = 0; slot < capacity(node); ++slot) EnterIfOpen(node, slot);
   if (!open.commit.resume.empty()) Restore(node, open.commit.generation, open.commit.candidate);
@@ -914,6 +937,7 @@ void Cluster::FaultsEnd() {
   crash_in_append_.reset();
   network_.FaultsEnd();
   network_.Heal();
+  cut_between_.clear();
   for (int at = 0; at < kCoordinatorHosts + nodes(); ++at) network_.Resume(at);
   StartCoordinator();
   for (int node = 0; node < nodes(); ++node) StartAgent(node);

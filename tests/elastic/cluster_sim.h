@@ -82,10 +82,13 @@ class Cluster {
   void PauseCoordinator() { network_.Pause(coordinator_host_); }
   void ResumeCoordinators();
   void CutAgent(int node) { network_.Cut(host(node), coordinator_host_); }
-  // Of agents that both reach the coordinator: they have no connection to each other any more, and
-  // their beats say so where they should have one. What it does to their workers is the test's.
-  void CutBetween(int one, int other) { cut_between_.insert(std::minmax(one, other)); }
-  void HealBetween(int one, int other) { cut_between_.erase(std::minmax(one, other)); }
+  // Of agents that both reach the coordinator: what the one sends does not come to the other any
+  // more, so they have no connection, and their beats say so where they should have one. What it
+  // does to their workers is the test's.
+  void CutBetween(int from, int to);
+  void HealBetween() { cut_between_.clear(); }
+  bool IsCutBetween(int one, int other) const;
+  bool any_was_cut() const { return !ever_cut_.empty(); }
   // All is well from now on: whatever was stopped, cut or crashed comes back.
   void FaultsEnd();
   void FinishWork(int node, int slot);
@@ -142,6 +145,8 @@ class Cluster {
     std::optional<int> exit_code;
     absl::Duration offset;  // of its clock
     std::vector<control::HeldSnapshot> held;
+    std::vector<std::string> links;  // that its newest COMMIT tells it to watch
+    std::set<std::string> met;       // whom it has reached
     int starts = 0;
   };
   struct CoordinatorHost {
@@ -187,7 +192,7 @@ class Cluster {
   void Do(int node, const NodeAction& action);
   void Open(int node);
   void DoSend(int node, const control::AgentMessage& message);
-  std::vector<std::string> Unreached(int node) const;
+  void LookAtLinks(int node, control::Beat& beat);
   void DoSpawn(int node, const SpawnWorker& spawn);
   void DoAbort(int node, const AbortGeneration& abort);
   void DoOpen(int node, const OpenGeneration& open);
@@ -225,7 +230,8 @@ class Cluster {
   std::optional<int> job_code_;
   int64_t went_ = 0;  // the step of a stop's GO
   std::vector<FaultRecord> faults_;
-  std::set<std::pair<int, int>> cut_between_;
+  std::set<std::pair<int, int>> cut_between_;  // one way
+  std::set<std::string> ever_cut_;
   bool fail_restore_ = false, faulty_ = true;
   bool lose_save_ = false, fail_save_ = false;
   int64_t promised_ = 0;

@@ -205,7 +205,7 @@ TEST(Coordinator, RanksThatFailForACutLinkCostTheirNodeItsPlaceAndNobodyARestart
   EXPECT_EQ(bench.cluster.coordinator()->state().history.crashes, 0);
   const std::vector<FaultRecord> faults = bench.cluster.faults();
   ASSERT_FALSE(faults.empty());
-  EXPECT_EQ(faults[0].fault_class, FaultClass::kNodeLost);
+  EXPECT_EQ(faults[0].fault_class, FaultClass::kLinkCut);
   EXPECT_EQ(faults[0].node, before[1]);
   EXPECT_THAT(faults[0].detail, HasSubstr("it and node " + before[0] +
                                           " do not reach each other, though both reach "
@@ -271,24 +271,198 @@ TEST(Coordinator, AWorldShrinksByWhoIsCutOffAndDoesNotGrowBackToIt) {
   EXPECT_TRUE(bench.RunsIn(2)) << bench.cluster.Story();
 }
 
+// A follower's link to another one: nobody is asked whose rank fails first.
+TEST(Coordinator, ACutBetweenFollowersIsNamedAndCostsOneOfThemItsPlaceAndNobodyARestart) {
+  for (const int first : {1, 2}) {
+    Bench bench(Nodes(4, 3, 3));
+    ASSERT_TRUE(bench.RunsIn(1));
+    bench.Train();
+    const std::vector<std::string> before = bench.Holders();
+    bench.cluster.CutBetween(NodeOf(bench, 1), NodeOf(bench, 2));
+    bench.Train();
+    for (const int rank : {first, 3 - first})
+      bench.cluster.KillWorker(std::stoi(before[static_cast<size_t>(rank)].substr(2)), 0,
+                               {.code = 1});
+
+    ASSERT_TRUE(bench.RunsIn(2)) << bench.cluster.Story();
+    EXPECT_EQ(bench.Holders()[0], before[0]);
+    EXPECT_EQ(bench.Holders()[1], before[1]);
+    EXPECT_NE(bench.Holders()[2], before[2]) << "the spare's";
+    EXPECT_EQ(bench.cluster.coordinator()->state().history.crashes, 0);
+    const std::vector<FaultRecord> faults = bench.cluster.faults();
+    ASSERT_FALSE(faults.empty());
+    EXPECT_EQ(faults[0].fault_class, FaultClass::kLinkCut);
+    EXPECT_EQ(faults[0].node, before[2]);
+    EXPECT_THAT(faults[0].detail, HasSubstr("it and node " + before[1] +
+                                            " do not reach each other, though both reach "
+                                            "the coordinator"));
+    for (size_t i = 1; i < faults.size(); ++i) EXPECT_TRUE(faults[i].victim) << faults[i].detail;
+  }
+}
+
+// The spare that took over from the wrong end has never reached the other one either.
+TEST(Coordinator, OfAFollowerThatASecondOneDoesNotReachThatFollowerIsToBlame) {
+  Bench bench(Nodes(4, 3, 3));
+  ASSERT_TRUE(bench.RunsIn(1));
+  bench.Train();
+  const std::string broken = bench.Holders()[1], lead = bench.Holders()[0];
+  for (int node = 0; node < 4; ++node) {
+    if (node != NodeOf(bench, 0) && node != NodeOf(bench, 1))
+      bench.cluster.CutBetween(node, NodeOf(bench, 1));
+  }
+  bench.Train();
+  bench.cluster.KillWorker(NodeOf(bench, 2), 0, {.code = 1});
+  ASSERT_TRUE(bench.RunsIn(2)) << bench.cluster.Story();
+  ASSERT_THAT(bench.Holders(), ::testing::Contains(broken));
+  bench.cluster.Run(absl::Seconds(20));  // who was left out is back, as a spare
+  bench.cluster.KillWorker(NodeOf(bench, 2), 0, {.code = 1});
+
+  ASSERT_TRUE(bench.RunsIn(3)) << bench.cluster.Story();
+  EXPECT_THAT(bench.Holders(), ::testing::Not(::testing::Contains(broken)));
+  EXPECT_EQ(bench.Holders()[0], lead);
+  EXPECT_EQ(bench.cluster.coordinator()->state().history.crashes, 0);
+}
+
+// A firewall lets followers reach the lead alone: a crash is a crash.
+TEST(Coordinator, ALinkBetweenFollowersThatNeverStoodIsNotCut) {
+  Bench bench(Nodes(5, 4, 4));
+  for (int one = 0; one < 5; ++one) {
+    for (int other = 0; other < one; ++other) bench.cluster.CutBetween(one, other);
+  }
+  ASSERT_TRUE(bench.RunsIn(1));
+  const std::vector<std::string> before = bench.Holders();
+  bench.cluster.HealBetween();
+  for (size_t one = 1; one < 4; ++one) {
+    for (size_t other = 1; other < one; ++other)
+      bench.cluster.CutBetween(NodeOf(bench, one), NodeOf(bench, other));
+  }
+  bench.Train();
+  bench.cluster.KillWorker(NodeOf(bench, 2), 0, kKill9);
+
+  ASSERT_TRUE(bench.RunsIn(2)) << bench.cluster.Story();
+  EXPECT_EQ(bench.Holders(), before);
+  EXPECT_EQ(bench.cluster.coordinator()->state().history.crashes, 1);
+}
+
+TEST(PlanLinks, WatchesTheNextTwoFollowersOfEach) {
+  RankMap map{.runs = {}, .world = 6};
+  const auto add = [&](const std::string& node) {
+    map.runs.push_back({.node = node, .first_rank = static_cast<int>(map.runs.size()), .count = 1});
+  };
+  EXPECT_TRUE(PlanLinks(map).empty());
+  add("a");
+  add("b");
+  EXPECT_TRUE(PlanLinks(map).empty()) << "one follower";
+  add("c");
+  EXPECT_EQ(PlanLinks(map), (LinkPlan{{"b", {"c"}}, {"c", {"b"}}}));
+  add("d");
+  add("b");  // ranks with a gap
+  add("e");
+  add("f");
+  EXPECT_EQ(PlanLinks(map), (LinkPlan{{"b", {"c", "d"}},
+                                      {"c", {"d", "e"}},
+                                      {"d", {"e", "f"}},
+                                      {"e", {"f", "b"}},
+                                      {"f", {"b", "c"}}}));
+}
+
+// Nodes a, b, c ...; pairs as "ab".
+std::vector<NodePair> Pairs(const std::vector<std::string>& texts) {
+  std::vector<NodePair> pairs;
+  for (const std::string& text : texts) pairs.emplace_back(text.substr(0, 1), text.substr(1));
+  return pairs;
+}
+std::vector<std::string> Names(const std::string& text) {
+  std::vector<std::string> names;
+  for (const char letter : text) names.emplace_back(1, letter);
+  return names;
+}
+// The names of those to go on without, where a leads and only its own links are watched.
+std::string OfStar(const std::string& nodes, const std::vector<std::string>& cut,
+                   const std::vector<std::string>& before = {}) {
+  CutLinks links{
+      .nodes = Names(nodes), .watched = {}, .cut = Pairs(cut), .cut_before = Pairs(before)};
+  for (size_t i = 1; i < nodes.size(); ++i) links.watched.emplace_back("a", nodes.substr(i, 1));
+  std::string blamed;
+  for (const CutOff& off : JudgeCutLinks(links)) blamed += off.node;
+  return blamed;
+}
+// The same, where all links are watched.
+std::string OfMesh(const std::string& nodes, const std::vector<std::string>& cut,
+                   const std::vector<std::string>& before = {}) {
+  CutLinks links{
+      .nodes = Names(nodes), .watched = {}, .cut = Pairs(cut), .cut_before = Pairs(before)};
+  for (size_t i = 0; i < nodes.size(); ++i) {
+    for (size_t j = i + 1; j < nodes.size(); ++j)
+      links.watched.emplace_back(nodes.substr(i, 1), nodes.substr(j, 1));
+  }
+  std::string blamed;
+  for (const CutOff& off : JudgeCutLinks(links)) blamed += off.node;
+  return blamed;
+}
+
 TEST(JudgeCutLinks, BlamesTheLeadWhereMostDoNotReachIt) {
-  EXPECT_THAT(JudgeCutLinks({.lead = "a", .followers = {"b", "c", "d"}}), ::testing::IsEmpty());
-  EXPECT_THAT(JudgeCutLinks({.lead = "a", .followers = {"b"}, .cut = {"b"}}), ElementsAre("b"));
-  EXPECT_THAT(JudgeCutLinks({.lead = "a", .followers = {"b", "c", "d"}, .cut = {"c"}}),
-              ElementsAre("c"));
-  EXPECT_THAT(JudgeCutLinks({.lead = "a", .followers = {"b", "c", "d"}, .cut = {"b", "d"}}),
-              ElementsAre("a"));
-  EXPECT_THAT(JudgeCutLinks({.lead = "a", .followers = {"b", "c", "d", "e"}, .cut = {"d", "e"}}),
-              ElementsAre("d", "e"))
-      << "a network in two halves: the lead's goes on";
+  EXPECT_EQ(OfStar("abcd", {}), "");
+  EXPECT_EQ(OfStar("ab", {"ab"}), "b");
+  EXPECT_EQ(OfStar("abcd", {"ac"}), "c");
+  EXPECT_EQ(OfStar("abcd", {"ab", "ad"}), "a");
+  EXPECT_EQ(OfStar("abcde", {"ad", "ae"}), "de") << "a network in two halves: the lead's goes on";
 }
 
 TEST(JudgeCutLinks, BlamesWhatTwoCutsOneAfterTheOtherHaveInCommon) {
-  EXPECT_THAT(JudgeCutLinks({.lead = "a", .followers = {"c"}, .cut = {"c"}, .blamed_yet = {"b"}}),
-              ElementsAre("a"));
-  EXPECT_THAT(JudgeCutLinks({.lead = "a", .followers = {"b"}, .cut = {"b"}, .blamed_yet = {"b"}}),
-              ElementsAre("b"))
-      << "the same cut again";
+  EXPECT_EQ(OfStar("ac", {"ac"}, {"ab"}), "a");
+  EXPECT_EQ(OfStar("ab", {"ab"}, {"ab"}), "b") << "the same cut again";
+  EXPECT_EQ(OfMesh("abd", {"bd"}, {"bc"}), "b");
+  EXPECT_EQ(OfMesh("abc", {"bc"}, {"bc"}), "c") << "the same cut again";
+}
+
+TEST(JudgeCutLinks, BlamesTheNodeWithTheMostCutLinks) {
+  EXPECT_EQ(OfMesh("abcd", {}), "");
+  EXPECT_EQ(OfMesh("abc", {"bc"}), "c") << "the higher rank of two alike";
+  EXPECT_EQ(OfMesh("abc", {"ac"}), "c") << "never the lead of two alike";
+  EXPECT_EQ(OfMesh("abcde", {"bc", "bd", "be"}), "b");
+  EXPECT_EQ(OfMesh("abcde", {"bc", "cd"}), "c");
+  EXPECT_EQ(OfMesh("abcde", {"bc", "de"}), "ec") << "two cuts have two nodes";
+  EXPECT_EQ(OfMesh("abcd", {"ab", "ac"}), "a");
+}
+
+TEST(JudgeCutLinks, KeepsTheLargestPartOfANetworkInParts) {
+  EXPECT_EQ(OfMesh("abcde", {"ad", "ae", "bd", "be", "cd", "ce"}), "de");
+  EXPECT_EQ(OfMesh("abcde", {"ac", "ad", "ae", "bc", "bd", "be"}), "ab");
+  EXPECT_EQ(OfMesh("abcd", {"ac", "ad", "bc", "bd"}), "cd") << "the lead's of two alike";
+}
+
+TEST(JudgeCutLinks, BlamesNobodyWhereAllIsCut) { EXPECT_EQ(OfMesh("abc", {"ab", "ac", "bc"}), ""); }
+
+TEST(JudgeCutLinks, NeverBlamesANodeThatHasAllItsLinks) {
+  const std::string nodes = "abcde";
+  std::vector<std::string> all;
+  for (size_t i = 0; i < nodes.size(); ++i) {
+    for (size_t j = i + 1; j < nodes.size(); ++j) all.push_back({nodes[i], nodes[j]});
+  }
+  for (uint32_t set = 0; set < (1u << all.size()); ++set) {
+    std::vector<std::string> cut;
+    for (size_t i = 0; i < all.size(); ++i) {
+      if ((set >> i & 1) != 0) cut.push_back(all[i]);
+    }
+    const std::string blamed = OfMesh(nodes, cut);
+    const auto touches = [](const std::string& pair, char node) {
+      return pair.find(node) != std::string::npos;
+    };
+    for (const char node : blamed) {
+      ASSERT_TRUE(std::any_of(cut.begin(), cut.end(), [&](const std::string& pair) {
+        return touches(pair, node);
+      })) << blamed;
+      ASSERT_EQ(std::count(blamed.begin(), blamed.end(), node), 1) << blamed;
+    }
+    ASSERT_LT(blamed.size(), nodes.size());
+    if (cut.empty() || cut.size() == all.size()) continue;
+    for (const std::string& pair : cut) {  // none of whose ends is left together
+      ASSERT_TRUE(
+          std::any_of(blamed.begin(), blamed.end(), [&](char node) { return touches(pair, node); }))
+          << pair << ": " << blamed;
+    }
+  }
 }
 
 // --- Plain programs ---

@@ -33,10 +33,13 @@
 // The transport closes a stream whose peer is silent (keepalive, within seconds), on both sides:
 // agents learn only by that of a coordinator that was stopped or cut off. Beats go one way.
 //
-// A link between agents that both reach the coordinator may be cut. Beats say so; it ends nothing
-// by itself, since training may have a network of its own. When ranks fail while it is cut, the
-// node that is cut off (cut_links.h) is to blame, not those who failed: it is treated as lost, and
-// comes back as a spare that is taken last.
+// A link between agents that both reach the coordinator may be cut: the lead's to a follower, or
+// one of those between followers that COMMIT tells them to watch. Beats say so; it ends nothing by
+// itself, since training may have a network of its own. When ranks fail while it is cut, the node
+// that is cut off (cut_links.h) is to blame, not those who failed: it is treated as lost, and comes
+// back as a spare that is taken last. A link between followers that never stood is not cut, unless
+// one of its ends is in doubt for a cut before: a job whose followers are kept apart on purpose
+// goes on as if nobody watched.
 //
 // A world that changes on request (a node leaves, a newcomer lets it grow) has no use for what
 // memory holds, so all ranks save a step first (SAVE to the agent of rank 0), and train on until it
@@ -68,6 +71,7 @@
 #include "absl/time/time.h"
 #include "outlast/elastic/actions.h"
 #include "outlast/elastic/coordinator_state.h"
+#include "outlast/elastic/cut_links.h"
 #include "outlast/elastic/elastic_options.h"
 #include "outlast/elastic/events.h"
 #include "outlast/elastic/exit_code.h"
@@ -180,6 +184,7 @@ class Coordinator {
     std::string peer_address;
     std::string measure_address;
     bool saves_on_request = false;
+    bool watches_links = false;
     absl::Duration measured_due = -absl::InfiniteDuration();  // its link is waited for until then
     absl::Duration heard;
     absl::Duration lost_due = absl::InfiniteDuration();  // finite: lost, in its grace
@@ -196,7 +201,7 @@ class Coordinator {
     absl::Duration save_due = absl::InfiniteDuration();  // leaving: nobody saves first after that
     std::string bootstrap;
     std::vector<control::HeldSnapshot> snapshots;
-    std::vector<std::string> unreached;  // as its newest beat says, of the newest generation
+    std::vector<std::string> unreached, unmet;  // as its newest beat says, of the newest generation
     // Other processes that claim its node's name, by incarnation: since when.
     std::map<uint64_t, absl::Duration> claims;
   };
@@ -236,7 +241,8 @@ class Coordinator {
   bool TermsBind(const std::string& node) const;
   void BringUpToDate(Agent& agent);
   void Lose(Agent& agent, const std::string& reason);
-  void Remove(std::string node, const std::string& reason);
+  void Remove(std::string node, const std::string& reason,
+              FaultClass fault_class = FaultClass::kNodeLost);
   void Release(Agent& agent);
   void Exclude(const std::string& node, const std::string& reason);
   bool IsExcluded(const std::string& node) const;
@@ -248,10 +254,9 @@ class Coordinator {
   bool RestCanGoOn() const;
 
   // Faults and generations (coordinator_reform.cc).
-  void NodeLost(const std::string& node, uint64_t incarnation, const std::string& reason);
+  void NodeLost(const std::string& node, uint64_t incarnation, const std::string& reason,
+                FaultClass fault_class);
   void Charge(const std::string& node, uint64_t agent, const control::Fault& fault);
-  void RemoveWhoIsCutOff();
-  bool IsShunned(const std::string& node) const;
   void MarkFinished(const std::vector<int>& ranks);
   void Refund(int64_t step_committed);
   void Reform(const std::string& reason);
@@ -289,6 +294,14 @@ class Coordinator {
   bool IsBeingJudged(const std::string& node) const;
   std::vector<std::string> Measurable() const;
   absl::Duration NearestMeasurement() const;
+
+  // Links that are cut (coordinator_cuts.cc).
+  void RemoveWhoIsCutOff();
+  bool IsShunned(const std::string& node) const;
+  CutLinks LinksNow();
+  const LinkPlan& Links();
+  std::vector<control::NodeAddress> LinksToWatch(const Agent& agent);
+  void TellOfUnmet(const Agent& agent);
 
   // Stops and ends (coordinator_stop.cc).
   void BeginStop(int signal, const std::string& reason);
@@ -377,13 +390,16 @@ class Coordinator {
   absl::Duration grow_due_ = absl::InfiniteDuration();  // newcomers wait for others until then
   absl::Duration no_growth_before_ = -absl::InfiniteDuration();
   std::vector<EarlyExit> early_exits_;
-  // Nodes whose link to another was cut: that one, and until when they are not taken while there
-  // are enough others.
+  // Nodes that a cut link was blamed on: the other end, where it may be at fault as well, and until
+  // when they are not taken while there are enough others.
   struct Shunned {
-    std::string lead;
+    std::string from;
     absl::Duration until;
   };
   std::map<std::string, Shunned> shunned_;
+  LinkPlan links_;
+  uint64_t links_generation_ = 0;  // that links_ is of
+  bool said_unmet_ = false, said_all_cut_ = false;
   std::vector<bool> plain_;  // by rank of the newest generation
 
   // Of a stop or an end.

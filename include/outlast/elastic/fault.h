@@ -15,6 +15,7 @@ enum class FaultClass : uint8_t {
   kEarlyExit,  // exit code 0 while others run past the grace
   kHardware,   // a card, a link, or a process that SIGKILL does not end: the node is excluded
   kNodeLost,   // its agent is silent, or came back without its workers
+  kLinkCut,    // it and another node do not reach each other, though both reach the coordinator
 };
 std::string_view FaultClassName(FaultClass fault_class);
 

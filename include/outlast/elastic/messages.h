@@ -51,6 +51,7 @@ struct Hello {
   std::string measure_address;         // HOST:PORT where its link is measured; empty: it is not
   Terms terms;                         // that it was started with; empty: it does not say
   bool saves_on_request = false;       // it takes SAVE
+  bool watches_links = false;          // it takes Commit::links
   // What it has seen so far; zero at first.
   Id128 run_id;
   uint64_t coordinator = 0;  // the highest incarnation of a coordinator
@@ -70,9 +71,10 @@ struct Beat {
   uint64_t counter = 0;
   int64_t newest_step = 0;  // of any rank here
   std::vector<RankBeat> ranks;
-  // Filled in by the driver: nodes of its generation that it should have a connection to, and has
-  // had none for a while.
+  // Filled in by the driver: nodes of its generation that it should reach, and has not for a while;
+  // and of Commit::links those that it has never reached, in any generation.
   std::vector<std::string> unreached;
+  std::vector<std::string> unmet;
 };
 
 // Whether the failed worker is a cause by itself (a signal, an exit of its own, a verdict), or says
@@ -191,6 +193,11 @@ struct Prepare {
   bool end_plain = false;  // plain workers are ended: one of them failed
   std::string reason;
 };
+struct NodeAddress {
+  std::string node;
+  std::string address;  // Hello::peer_address
+  bool operator==(const NodeAddress&) const = default;
+};
 struct Commit {
   uint64_t generation = 0;
   RankMap map;
@@ -200,6 +207,9 @@ struct Commit {
   std::string lead_address;             // Hello::peer_address of rank 0's node
   std::vector<ResumeCandidate> resume;  // best first; empty: whatever the root says
   int candidate = 0;                    // of `resume`, to be tried now
+  // Of each agent its own: the nodes that it watches the links to, besides those to the lead. Not
+  // in the journal.
+  std::vector<NodeAddress> links;
   bool operator==(const Commit&) const = default;
 };
 struct Next {

@@ -91,6 +91,7 @@ void To(const Greeting& greeting, v1::AgentFrame& frame) {
   to->set_peer_address(hello.peer_address);
   to->set_measure_address(hello.measure_address);
   to->set_saves_on_request(hello.saves_on_request);
+  to->set_watches_links(hello.watches_links);
   for (const Term& term : hello.terms) {
     v1::Term* one = to->add_terms();
     one->set_flag(term.flag);
@@ -112,6 +113,7 @@ Greeting From(const v1::Greeting& proto, bool& ok) {
   hello.coordinator = from.coordinator();
   hello.measure_address = from.measure_address();
   hello.saves_on_request = from.saves_on_request();
+  hello.watches_links = from.watches_links();
   hello.generation = from.generation();
   hello.peer_address = from.peer_address();
   for (const v1::Term& term : from.terms()) hello.terms.push_back({term.flag(), term.value()});
@@ -128,12 +130,14 @@ void To(const Beat& beat, v1::AgentFrame& frame) {
     one->set_phase(ToEnum<v1::RankPhase>(rank.phase));
   }
   for (const std::string& node : beat.unreached) to->add_unreached(node);
+  for (const std::string& node : beat.unmet) to->add_unmet(node);
 }
 Beat From(const v1::Beat& proto, bool& ok) {
   Beat beat{.counter = proto.counter(), .newest_step = proto.newest_step()};
   for (const v1::RankBeat& rank : proto.ranks())
     beat.ranks.push_back({rank.rank(), FromEnum(rank.phase(), RankPhase::kFinished, ok)});
   beat.unreached.assign(proto.unreached().begin(), proto.unreached().end());
+  beat.unmet.assign(proto.unmet().begin(), proto.unmet().end());
   return beat;
 }
 
@@ -303,6 +307,11 @@ void To(const Commit& commit, v1::CoordinatorFrame& frame) {
     one->set_step(candidate.step);
   }
   to->set_candidate(commit.candidate);
+  for (const NodeAddress& link : commit.links) {
+    v1::NodeAddress* one = to->add_links();
+    one->set_node(link.node);
+    one->set_address(link.address);
+  }
 }
 Commit From(const v1::Commit& proto) {
   Commit commit{.generation = proto.generation(),
@@ -314,6 +323,8 @@ Commit From(const v1::Commit& proto) {
                 .candidate = proto.candidate()};
   for (const v1::ResumeCandidate& candidate : proto.resume())
     commit.resume.push_back({candidate.generation(), candidate.step()});
+  for (const v1::NodeAddress& link : proto.links())
+    commit.links.push_back({link.node(), link.address()});
   return commit;
 }
 void To(const Next& next, v1::CoordinatorFrame& frame) {
