@@ -106,7 +106,7 @@ class NodesApart : public NodesThatSave {
     return true;
   }
 
-  static constexpr int kMachines = 4;
+  static constexpr int kMachines = 5;
   NetworkLab lab_{kMachines};
 };
 
@@ -245,6 +245,34 @@ TEST_F(NodesApart, ACutBetweenAgentsThatDoesNotHealIsNamedAndTheSpareTakesOver) 
                             Within(10)),
             "")
       << lead_->seen();
+  ExpectOneGenerationAtATime();
+}
+
+// Neither holds rank 0: the link is one that their ranks alone use, and their agents watch.
+TEST_F(NodesApart, ACutBetweenTwoFollowersIsNamedAndTheSpareTakesOverForNoRestart) {
+  StartCoordinator("3");
+  for (const int k : {1, 2, 3}) StartTrainer(k, "3");
+  ASSERT_TRUE(AllTrain(6)) << Seen();
+  StartTrainer(4, "3");
+  const std::map<int, pid_t> before = Pids();
+  std::vector<int> followers;
+  for (const int k : {1, 2, 3}) {
+    const std::string events = Read("runs/latest-n" + std::to_string(k) + "/events.jsonl");
+    if (PidOf(events, 0) != std::to_string(before.at(0))) followers.push_back(k);
+  }
+  ASSERT_EQ(followers.size(), 2u) << Seen();
+
+  lab_.Cut(NetworkLab::Both(followers[0], followers[1]));
+
+  ASSERT_TRUE(AllTrain(6, 2, 20, 90)) << Seen();
+  const std::map<int, pid_t> after = Pids();
+  int kept = 0;
+  for (const auto& [rank, pid] : before) kept += after.at(rank) == pid ? 1 : 0;
+  EXPECT_GE(kept, 2) << "the lead's ranks: " << Seen();
+  EndTraining();
+  const std::string said =
+      lead_->LineWith(" do not reach each other, though both reach the", Within(10));
+  for (const int k : followers) EXPECT_THAT(said, HasSubstr("node n" + std::to_string(k)));
   ExpectOneGenerationAtATime();
 }
 
