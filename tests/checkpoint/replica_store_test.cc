@@ -288,6 +288,31 @@ TEST(ReplicaLink, WhatIsNotThereIsNotFound) {
   EXPECT_EQ(Push(a, b, {{1, {1, 10}}}).outcome.code(), absl::StatusCode::kNotFound);
 }
 
+// Case D13: what is asked for before it is whole is refused at once and not waited for, since an
+// agent is sent only to who has said that it holds the copy.
+TEST(ReplicaLink, ServesAStepOnceItIsWholeAndNoOtherAndKeepsItsBytesMeanwhile) {
+  Agent a("a"), b("b");
+  const auto filling = b.store->Begin(HeadOf(1, {1, 7}), ReplicaUse::kRound).value();
+  EXPECT_EQ(Fetch(a, b, {{1, {1, 7}}}).outcome.code(), absl::StatusCode::kNotFound);
+  EXPECT_THAT(a.store->Names(), IsEmpty());
+  uint32_t index = 0;
+  for (const std::string& chunk : ChunksOf(1, 7)) {
+    ASSERT_TRUE(filling->Put(index++, BytesOf(chunk)).ok());
+  }
+  ASSERT_TRUE(b.store->Commit(filling).ok());
+
+  EXPECT_TRUE(Fetch(a, b, {{1, {1, 7}}}).outcome.ok());
+  ExpectSame(a.store->Find({1, {1, 7}}), 1, 7);
+  EXPECT_EQ(Fetch(a, b, {{1, {1, 8}}}).outcome.code(), absl::StatusCode::kNotFound);
+
+  // Who serves it holds it: rounds that take its place write elsewhere, and it takes no more.
+  const auto served = b.store->Find({1, {1, 7}});
+  for (const int64_t step : {8, 9, 10}) ASSERT_TRUE(Add(*b.store, 1, {1, step}).ok());
+  ASSERT_EQ(b.store->Find({1, {1, 7}}), nullptr);
+  ExpectSame(served, 1, 7);
+  EXPECT_EQ(filling->Put(0, BytesOf(ChunksOf(1, 8)[0])).code(), absl::StatusCode::kInvalidArgument);
+}
+
 TEST(ReplicaLink, APartnerWithoutRoomSaysSo) {
   Agent a("a"), b("b", 0, "token", kCopyBytes - 1);
   ASSERT_TRUE(Add(*a.store, 0, {1, 10}).ok());

@@ -1,8 +1,8 @@
 // Stands between a program and the C library for every call that creates, writes, syncs, allocates,
 // links, renames, truncates or removes: counts those that concern one checkpoint root, kills the
-// whole job after the k-th, or makes some of them fail. Calls that read are never counted, and fail
-// when they are named. It is linked into the program, not
-// preloaded, so that it works in sanitizer builds too. kill_page.h lists its environment.
+// whole job, or one process of it, after the k-th, or makes some of them fail. Calls that read are
+// never counted, and fail when they are named. It is linked into the program, not preloaded, so
+// that it works in sanitizer builds too. kill_page.h lists its environment.
 #include <dirent.h>
 #include <fcntl.h>
 #include <pthread.h>
@@ -44,9 +44,12 @@ struct Shim {
   const char* root = nullptr;
   size_t root_bytes = 0;
   uint32_t from_save = 0;
+  uint32_t to_save = 0;
   uint32_t kill_at = 0;
   uint32_t seed = 0;
   uint32_t clock_jumps_s = 0;
+  bool counts = true;
+  const char* victim = nullptr;
   Fault fault;
 };
 
@@ -109,12 +112,18 @@ bool IsMeant() {
   shim.root = root;
   shim.root_bytes = strlen(root);
   shim.from_save = NumberFrom(outlast::testing::kShimFromSave);
+  shim.to_save = NumberFrom(outlast::testing::kShimToSave);
   shim.kill_at = NumberFrom(outlast::testing::kShimKillAt);
   shim.seed = NumberFrom(outlast::testing::kShimSeed);
   shim.clock_jumps_s = NumberFrom(outlast::testing::kShimClockJumps);
+  const char* counts = getenv(outlast::testing::kShimCounts);
+  shim.counts = counts == nullptr || strcmp(counts, "0") != 0;
+  shim.victim = getenv(outlast::testing::kShimVictim);
   const char* fault = getenv(outlast::testing::kShimFault);
   if (fault != nullptr && IsMeant()) shim.fault = ParseFault(fault);
   shim.page = static_cast<KillPage*>(page);
+  if (getenv("RANK") != nullptr && NumberFrom("RANK") < shim.page->ranks.size())
+    shim.page->ranks[NumberFrom("RANK")] = static_cast<pid_t>(syscall(SYS_getpid));
   AddProcess();
   pthread_atfork(nullptr, nullptr, AddProcess);
 }
@@ -131,9 +140,17 @@ bool IsCounted(int folder, const char* path) {
   return IsCounted(path) || (path != nullptr && path[0] != '/' && IsCounted(folder));
 }
 
-[[noreturn]] void KillJob() {
-  shim.page->killed = 1;
+// Returns only where the victim is another process alone.
+void Kill() {
   const auto self = static_cast<pid_t>(syscall(SYS_getpid));
+  const bool is_self = shim.victim != nullptr && strcmp(shim.victim, "self") == 0;
+  if (shim.victim != nullptr && !is_self) {
+    const pid_t rank = shim.page->ranks[static_cast<size_t>(atoi(shim.victim))];
+    shim.page->killed = rank > 0 && kill(rank, SIGKILL) == 0 ? 1 : 0;
+    return;
+  }
+  shim.page->killed = 1;
+  while (is_self) kill(self, SIGKILL);
   for (uint32_t i = 0; i < shim.page->pid_count && i < shim.page->pids.size(); ++i) {
     const pid_t pid = shim.page->pids[i];
     if (pid > 0 && pid != self) kill(pid, SIGKILL);
@@ -152,11 +169,16 @@ void Delay(uint32_t number) {
   }
 }
 
+bool IsBetweenSaves() {
+  const uint32_t saves = shim.page->saves.load();
+  return saves >= shim.from_save && (shim.to_save == 0 || saves < shim.to_save);
+}
+
 // One call that concerns the root, from before it is made until after.
 class Call {
  public:
   Call(const char* name, bool concerns_root)
-      : name_(name), counts_(concerns_root && shim.page->saves.load() >= shim.from_save) {
+      : name_(name), counts_(concerns_root && shim.counts && IsBetweenSaves()) {
     const bool any = strcmp(shim.fault.call, "any") == 0;
     if (!counts_ || (!any && strcmp(shim.fault.call, name) != 0)) return;
     named_ = shim.page->named.fetch_add(1) + 1;
@@ -188,7 +210,7 @@ class Call {
     const uint32_t number = shim.page->calls.fetch_add(1) + 1;
     if (number <= shim.page->names.size())
       snprintf(shim.page->names[number - 1].data(), shim.page->names[0].size(), "%s", name_);
-    if (number == shim.kill_at) KillJob();
+    if (number == shim.kill_at) Kill();
     errno = kept;
     return result;
   }

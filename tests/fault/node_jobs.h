@@ -35,6 +35,8 @@ class Nodes : public ::testing::Test {
   }
   // What stands before the command of node n<k>, or of the coordinator, 0: where it runs.
   virtual std::vector<std::string> Place(int) const { return {}; }
+  // The program that the coordinator (0) or node n<k> runs.
+  virtual std::string Program(int) const { return BuildFolder() / "outlast"; }
   // Of node n<k>.
   virtual std::string Host(int k) const { return "127.0.0." + std::to_string(k); }
   ~Nodes() override {
@@ -73,7 +75,7 @@ class Nodes : public ::testing::Test {
     for (size_t i = 0; i + 1 < flags.size(); i += 2) values[flags[i]] = flags[i + 1];
     for (const auto& [flag, value] : all_flags_) values[flag] = value;
     std::vector<std::string> words = Place(k);
-    words.insert(words.end(), {BuildFolder() / "outlast", "run"});
+    words.insert(words.end(), {Program(k), "run"});
     for (const auto& [flag, value] : values) words.insert(words.end(), {flag, value});
     words.emplace_back("--");
     words.insert(words.end(), command.begin(), command.end());
@@ -84,13 +86,18 @@ class Nodes : public ::testing::Test {
                              const std::vector<std::string>& flags = {}) {
     return Start(k, nodes, flags, Trainer());
   }
-  void StartCoordinator(const std::string& nodes) {
+  void LaunchCoordinator(const std::string& nodes) {
+    std::map<std::string, std::string> values = {
+        {"--job", "job"}, {"--journal", Path("journal")}, {"--nnodes", nodes},
+        {"-n", "2"},      {"--listen", coordinator_},     {"--last-call", "0.5"}};
+    for (const auto& [flag, value] : all_flags_) values[flag] = value;
     std::vector<std::string> words = Place(0);
-    words.insert(words.end(), {BuildFolder() / "outlast", "coordinator", "--job", "job",
-                               "--journal", Path("journal"), "--nnodes", nodes, "-n", "2",
-                               "--listen", coordinator_, "--last-call", "0.5"});
-    for (const auto& [flag, value] : all_flags_) words.insert(words.end(), {flag, value});
+    words.insert(words.end(), {Program(0), "coordinator"});
+    for (const auto& [flag, value] : values) words.insert(words.end(), {flag, value});
     lead_ = std::make_unique<PipedProcess>(words);
+  }
+  void StartCoordinator(const std::string& nodes) {
+    LaunchCoordinator(nodes);
     ASSERT_NE(lead_->LineWith("coordinator of job job at ", Within(10)), "") << lead_->seen();
   }
   void EndTraining() const { std::ofstream(Path("until")) << "now\n"; }
