@@ -31,7 +31,9 @@ double SecondsSince(int64_t started) {
   return static_cast<double>(MonotonicNanos() - started) / 1e9;
 }
 
-// Snapshots in eager mode and restores from the buffer, beside memcpy; all on one processor.
+// Snapshots in eager mode and restores from the buffer, beside memcpy. What this thread does stays
+// on one processor; the rank's copier, which was started before, may take another and shares the
+// work of a snapshot: memcpy has one thread there, the snapshot two.
 absl::Status MeasureMemory(Rank& rank, const Settings& settings, Report& report) {
   const OneProcessor one;
   const size_t bytes = rank.bytes().size();
