@@ -277,10 +277,14 @@ const MatchReport& Checkpointer::restored_report() const { return impl_->report(
 const std::vector<Extras>& Checkpointer::saved_extras() const { return impl_->saved_extras(); }
 const Extras& Checkpointer::restored_extras() const { return impl_->extras(); }
 absl::Status Checkpointer::BeforeUpdate() { return impl_->BeforeUpdate(); }
+absl::Status Checkpointer::BeforeUpdate(std::string_view region) {
+  return impl_->BeforeUpdate(region);
+}
 absl::Status Checkpointer::SaveIfDue(int64_t step, const StateView& state) {
   return impl_->SaveIfDue(step, state);
 }
 absl::Status Checkpointer::Release() { return impl_->Release(); }
+absl::Status Checkpointer::Release(std::string_view region) { return impl_->Release(region); }
 absl::Status Checkpointer::Finish(int64_t step, const StateView& state) {
   return impl_->Finish(step, state);
 }

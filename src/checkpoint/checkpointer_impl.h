@@ -89,8 +89,10 @@ class Checkpointer::Impl {
   absl::Status Open();
   absl::StatusOr<int64_t> Restore(const StateView& state, const RestoreOptions& options);
   absl::Status BeforeUpdate();
+  absl::Status BeforeUpdate(std::string_view region);
   absl::Status SaveIfDue(int64_t step, const StateView& state);
   absl::Status Release();
+  absl::Status Release(std::string_view region);
   absl::Status Finish(int64_t step, const StateView& state);
   CheckpointStats stats() const;
   const Extras& extras() const { return extras_; }
@@ -130,6 +132,9 @@ class Checkpointer::Impl {
                                     Widening widening);
   absl::StatusOr<Message> Gather(uint32_t attempt, Share share, absl::Duration timeout);
   void RestoreAhead(const Message& message);
+  absl::Status CheckBeforeUpdate() const;
+  absl::StatusOr<std::optional<uint32_t>> NumberOf(std::string_view region) const;
+  void FinishRegion(std::optional<uint32_t> number);
   // kMust: waits for a free buffer, and copies at once.
   enum class Urgency : uint8_t { kMaySkip, kMust };
   absl::Status Snapshot(int64_t step, const StateView& state, Snapshotter::Want want,

@@ -26,11 +26,16 @@ void Checkpointer::Impl::AddStall(int64_t started_ns) {
   tally_->Change([&](CheckpointStats& stats) { stats.stall_ns += stall; });
 }
 
+absl::Status Checkpointer::Impl::CheckBeforeUpdate() const {
+  if (!run_.is_aborted()) return absl::OkStatus();
+  return Error(absl::StatusCode::kAborted, "generation {} ended before an update",
+               run_.generation());
+}
+
 absl::Status Checkpointer::Impl::BeforeUpdate() {
-  if (run_.is_aborted()) {
+  if (const absl::Status status = CheckBeforeUpdate(); !status.ok()) {
     if (snapshotter_ != nullptr) snapshotter_->GiveUp();
-    return Error(absl::StatusCode::kAborted, "generation {} ended before an update",
-                 run_.generation());
+    return status;
   }
   updates_are_announced_ = true;
   ++updates_;
@@ -41,10 +46,40 @@ absl::Status Checkpointer::Impl::BeforeUpdate() {
     AddStall(started);
     // An abort while the copy ended: the trainer must not update a state that its peers take as it
     // is.
-    if (run_.is_aborted())
-      return Error(absl::StatusCode::kAborted, "generation {} ended before an update",
-                   run_.generation());
+    OUTLAST_RETURN_IF_ERROR(CheckBeforeUpdate());
   }
+  live_ = ahead_ = std::nullopt;
+  return absl::OkStatus();
+}
+
+// Until the first save nothing is copied, and no name is known.
+absl::StatusOr<std::optional<uint32_t>> Checkpointer::Impl::NumberOf(
+    std::string_view region) const {
+  if (snapshotter_ == nullptr) return std::nullopt;
+  const std::optional<uint32_t> number = snapshotter_->RegionOf(region);
+  if (number) return number;
+  return Error(absl::StatusCode::kInvalidArgument,
+               "region '{}': not in the state, whose {} regions begin with '{}'", region,
+               own_rows_.size(), own_rows_.empty() ? "" : own_rows_.front().name);
+}
+
+void Checkpointer::Impl::FinishRegion(std::optional<uint32_t> number) {
+  if (!number || snapshotter_->Announce(*number)) return;
+  SectionScope section = run_.Section("snapshot", {.phase = Phase::kCheckpointSnapshot});
+  const int64_t started = MonotonicNanos();
+  snapshotter_->FinishRegion(*number);
+  AddStall(started);
+}
+
+absl::Status Checkpointer::Impl::BeforeUpdate(std::string_view region) {
+  OUTLAST_ASSIGN_OR_RETURN(const std::optional<uint32_t> number, NumberOf(region));
+  if (const absl::Status status = CheckBeforeUpdate(); !status.ok()) {
+    if (snapshotter_ != nullptr) snapshotter_->GiveUp();
+    return status;
+  }
+  if (!std::exchange(updates_are_announced_, true)) ++updates_;
+  FinishRegion(number);
+  OUTLAST_RETURN_IF_ERROR(CheckBeforeUpdate());
   live_ = ahead_ = std::nullopt;
   return absl::OkStatus();
 }
@@ -186,8 +221,15 @@ absl::Status Checkpointer::Impl::CheckStep(int64_t step, std::string_view call) 
 absl::Status Checkpointer::Impl::SaveIfDue(int64_t step, const StateView& state) {
   OUTLAST_RETURN_IF_ERROR(CheckStep(step, "SaveIfDue"));
   OUTLAST_RETURN_IF_ERROR(EnsureBuffers(state));
-  // A trainer that did not announce its update may have changed what is still being copied.
-  if (snapshotter_->is_running() && !updates_are_announced_) snapshotter_->GiveUp();
+  // A trainer that did not announce its update may have changed what is still being copied; one
+  // that announced single regions has not changed the others.
+  if (!updates_are_announced_) {
+    snapshotter_->GiveUp();
+  } else if (snapshotter_->is_running()) {
+    const int64_t started = MonotonicNanos();
+    snapshotter_->Finish();
+    AddStall(started);
+  }
   state_step_ = step;
   OUTLAST_ASSIGN_OR_RETURN(const Run::StepVerdict verdict, run_.CompleteStep(step));
   if (verdict == Run::StepVerdict::kSaveAndStop) {
@@ -209,6 +251,13 @@ absl::Status Checkpointer::Impl::SaveIfDue(int64_t step, const StateView& state)
 
 absl::Status Checkpointer::Impl::Release() {
   if (snapshotter_ != nullptr) snapshotter_->Finish();
+  live_.reset();
+  return absl::OkStatus();
+}
+
+absl::Status Checkpointer::Impl::Release(std::string_view region) {
+  OUTLAST_ASSIGN_OR_RETURN(const std::optional<uint32_t> number, NumberOf(region));
+  FinishRegion(number);
   live_.reset();
   return absl::OkStatus();
 }

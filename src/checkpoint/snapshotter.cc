@@ -4,7 +4,9 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <array>
 #include <cstring>
+#include <numeric>
 #include <utility>
 
 #include "base/channel.h"
@@ -15,6 +17,23 @@
 #include "outlast/base/crc32c.h"
 
 namespace outlast {
+namespace {
+
+std::map<std::string, uint32_t, std::less<>> NumbersOf(const StateView& state) {
+  std::map<std::string, uint32_t, std::less<>> numbers;
+  for (size_t i = 0; i < state.regions.size(); ++i)
+    numbers.emplace(state.regions[i].name, static_cast<uint32_t>(i));
+  return numbers;
+}
+
+std::vector<bool> EagerOnesOf(const StateView& state) {
+  std::vector<bool> eager;
+  for (const Region& region : state.regions)
+    eager.push_back(region.kind == RegionKind::kEager || region.bytes.size() <= kEagerBytes);
+  return eager;
+}
+
+}  // namespace
 
 absl::StatusOr<std::unique_ptr<Snapshotter>> Snapshotter::Make(Options options, SealTable& table,
                                                                std::vector<Buffer> buffers,
@@ -26,9 +45,6 @@ absl::StatusOr<std::unique_ptr<Snapshotter>> Snapshotter::Make(Options options, 
   }
   OUTLAST_ASSIGN_OR_RETURN(CopyPlan plan,
                            MakeCopyPlan(assignment, buffers.front().layout(), state));
-  std::vector<bool> eager;
-  for (const Region& region : state.regions)
-    eager.push_back(region.kind == RegionKind::kEager || region.bytes.size() <= kEagerBytes);
   for (Buffer& buffer : buffers) {
     // The file's first bytes never change; a buffer that a former process filled has them already,
     // and may be on its way to disk.
@@ -38,19 +54,20 @@ absl::StatusOr<std::unique_ptr<Snapshotter>> Snapshotter::Make(Options options, 
     }
   }
   std::unique_ptr<Snapshotter> made(new Snapshotter(std::move(options), table, std::move(buffers),
-                                                    std::move(assignment), std::move(plan),
-                                                    std::move(eager)));
+                                                    std::move(assignment), std::move(plan), state));
   return made;
 }
 
 Snapshotter::Snapshotter(Options options, SealTable& table, std::vector<Buffer> buffers,
-                         Assignment assignment, CopyPlan plan, std::vector<bool> eager)
+                         Assignment assignment, CopyPlan plan, const StateView& state)
     : options_(std::move(options)),
       table_(table),
       buffers_(std::move(buffers)),
       assignment_(std::move(assignment)),
       plan_(std::move(plan)),
-      eager_(std::move(eager)) {
+      region_of_name_(NumbersOf(state)),
+      eager_(EagerOnesOf(state)),
+      chunks_(plan_.chunks.size()) {
   held_ = table_.Read()[options_.rank];
   held_.buffers = static_cast<int>(buffers_.size());
   copier_ = std::thread([this] { CopierLoop(); });
@@ -160,12 +177,12 @@ absl::StatusOr<bool> Snapshotter::Begin(const Request& request, const StateView&
     return extra_bytes.status();
   }
   running_ = {request, *picked, turn, *extra_bytes, {}};
-  for (const Region& region : state.regions) running_.sources.push_back(region.bytes.data());
+  for (const Region& region : state.regions) running_.sources.push_back(region.bytes);
   const std::span<std::byte> whole = WholeOf(buffer);
   for (const auto& pieces : plan_.chunks) {
     for (const CopyPiece& piece : pieces) {
       if (!eager_[piece.region]) continue;
-      const std::byte* source = running_.sources[piece.region];
+      const std::byte* source = running_.sources[piece.region].data();
       const auto to = whole.subspan(piece.to, piece.bytes);
       if (piece.packer != kNoPacker) {
         plan_.packers[piece.packer].Gather(source, piece.from, to);
@@ -178,8 +195,10 @@ absl::StatusOr<bool> Snapshotter::Begin(const Request& request, const StateView&
   is_void_.store(false, std::memory_order_relaxed);
   chunks_done_.store(0, std::memory_order_relaxed);
   next_chunk_.store(0, std::memory_order_relaxed);
+  for (auto& chunk : chunks_) chunk.store(ChunkState::kFree, std::memory_order_relaxed);
   {
     MutexLock lock(mutex_);
+    announced_.assign(chunks_.size(), false);
     active_ = true;
     succeeded_ = false;
     ++serial_;
@@ -207,20 +226,28 @@ void Snapshotter::CopierLoop() {
 }
 
 void Snapshotter::CopyChunks() {
-  const auto total = static_cast<uint32_t>(plan_.chunks.size());
-  const std::span<uint32_t> crcs = buffers_[static_cast<size_t>(running_.buffer)].chunk_crcs();
+  const auto total = static_cast<uint32_t>(chunks_.size());
   while (!cancelled_.load(std::memory_order_relaxed)) {
     const uint32_t chunk = next_chunk_.fetch_add(1, std::memory_order_relaxed);
     if (chunk >= total) return;
-    // Of an aborted generation nothing is sealed: what is left is only counted, and the cores go to
-    // those who start again.
-    if (options_.is_aborted(running_.request.generation)) {
-      is_void_.store(true, std::memory_order_relaxed);
-    } else {
-      crcs[chunk] = CopyChunk(running_, chunk);
-    }
-    if (chunks_done_.fetch_add(1, std::memory_order_acq_rel) + 1 == total) Complete();
+    CopyIfFree(chunk);
   }
+}
+
+void Snapshotter::CopyIfFree(uint32_t chunk) {
+  ChunkState free = ChunkState::kFree;
+  if (!chunks_[chunk].compare_exchange_strong(free, ChunkState::kTaken, std::memory_order_relaxed))
+    return;
+  // Of an aborted generation nothing is sealed: what is left is only counted, and the cores go to
+  // those who start again.
+  if (cancelled_.load(std::memory_order_relaxed) ||
+      options_.is_aborted(running_.request.generation)) {
+    is_void_.store(true, std::memory_order_relaxed);
+  } else {
+    buffers_[static_cast<size_t>(running_.buffer)].chunk_crcs()[chunk] = CopyChunk(running_, chunk);
+  }
+  chunks_[chunk].store(ChunkState::kDone, std::memory_order_release);
+  if (chunks_done_.fetch_add(1, std::memory_order_acq_rel) + 1 == chunks_.size()) Complete();
 }
 
 uint32_t Snapshotter::CopyChunk(const Running& running, uint32_t chunk) {
@@ -233,11 +260,11 @@ uint32_t Snapshotter::CopyChunk(const Running& running, uint32_t chunk) {
         std::byte* to = whole.data() + piece.to + done;
         if (eager_[piece.region]) return crc.Update({to, bytes});  // was copied when it began
         if (piece.packer != kNoPacker) {
-          plan_.packers[piece.packer].Gather(running.sources[piece.region], piece.from + done,
-                                             {to, bytes});
+          plan_.packers[piece.packer].Gather(running.sources[piece.region].data(),
+                                             piece.from + done, {to, bytes});
           return crc.Update({to, bytes});
         }
-        const std::byte* from = running.sources[piece.region] + piece.from + done;
+        const std::byte* from = running.sources[piece.region].data() + piece.from + done;
         crc.Update({from, bytes});
         StreamCopy(to, from, bytes);
       });
@@ -250,7 +277,7 @@ bool Snapshotter::HoldsSourceOf(uint32_t chunk) const {
   const uint32_t found = PassOverChunk(
       whole, buffer.layout().chunk(chunk), plan_.chunks[chunk],
       [&](Crc32cStream& crc, const CopyPiece& piece, uint64_t done, uint64_t bytes) {
-        const std::byte* source = running_.sources[piece.region];
+        const std::byte* source = running_.sources[piece.region].data();
         if (eager_[piece.region]) {
           crc.Update({whole.data() + piece.to + done, bytes});
         } else if (piece.packer == kNoPacker) {
@@ -264,23 +291,39 @@ bool Snapshotter::HoldsSourceOf(uint32_t chunk) const {
   return found == buffer.chunk_crcs()[chunk];
 }
 
-// The trainer still waits with its update, or has forgotten to: then a copy may hold two steps.
-bool Snapshotter::IsSourceUnchanged() const {
+std::vector<uint32_t> Snapshotter::DrawRechecked() const {
   constexpr uint64_t kOneSnapshotIn = 4, kChunks = 4;
-  if (running_.request.mode == Mode::kEager) return true;  // nobody else ran
-  const auto total = static_cast<uint32_t>(plan_.chunks.size());
+  if (running_.request.mode == Mode::kEager) return {};  // nobody else ran
+  const auto total = static_cast<uint32_t>(chunks_.size());
+  std::vector<uint32_t> drawn;
   if (options_.recheck == Options::Recheck::kAll) {
-    for (uint32_t chunk = 0; chunk < total; ++chunk) {
-      if (!HoldsSourceOf(chunk)) return false;
+    drawn.resize(total);
+    std::iota(drawn.begin(), drawn.end(), 0);
+  } else if (running_.turn % kOneSnapshotIn == 0) {
+    for (uint64_t i = 0; i < std::min<uint64_t>(total, kChunks); ++i) {
+      const uint64_t number = static_cast<uint64_t>(running_.request.step) * kChunks + i + 1;
+      drawn.push_back(static_cast<uint32_t>(Mix(number) % total));
     }
-    return true;
   }
-  if (running_.turn % kOneSnapshotIn != 0) return true;
-  for (uint64_t i = 0; i < std::min<uint64_t>(total, kChunks); ++i) {
-    const uint64_t drawn = Mix(static_cast<uint64_t>(running_.request.step) * kChunks + i + 1);
-    if (!HoldsSourceOf(static_cast<uint32_t>(drawn % total))) return false;
+  return drawn;
+}
+
+// The trainer still waits with its update, or has forgotten to: then a copy may hold two steps.
+bool Snapshotter::IsSourceUnchanged() {
+  std::vector<uint32_t> drawn = DrawRechecked();
+  {
+    MutexLock lock(mutex_);
+    std::erase_if(drawn, [&](uint32_t chunk)
+                             ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) { return announced_[chunk]; });
+    if (drawn.empty()) return true;
+    rechecking_ = true;
   }
-  return true;
+  const bool unchanged =
+      std::ranges::all_of(drawn, [this](uint32_t chunk) { return HoldsSourceOf(chunk); });
+  MutexLock lock(mutex_);
+  rechecking_ = false;
+  changed_.NotifyAll();
+  return unchanged;
 }
 
 // On the thread that copied the last chunk.
@@ -353,6 +396,48 @@ bool Snapshotter::Finish() {
     changed_.WaitFor(mutex_, left);
   }
   return succeeded_;
+}
+
+std::optional<uint32_t> Snapshotter::RegionOf(std::string_view name) const {
+  const auto found = region_of_name_.find(name);
+  if (found == region_of_name_.end()) return std::nullopt;
+  return found->second;
+}
+
+std::span<const uint32_t> Snapshotter::ChunksOf(uint32_t region) {
+  if (!of_memory_ || !of_memory_->IsOf(running_.sources))
+    of_memory_.emplace(plan_, eager_, running_.sources);
+  return of_memory_->Of(region);
+}
+
+bool Snapshotter::Announce(uint32_t region) {
+  if (!is_running()) return true;
+  const std::span<const uint32_t> chunks = ChunksOf(region);
+  MutexLock lock(mutex_);
+  for (const uint32_t chunk : chunks) announced_[chunk] = true;
+  return !rechecking_ && std::ranges::all_of(chunks, [this](uint32_t chunk) {
+    return chunks_[chunk].load(std::memory_order_acquire) == ChunkState::kDone;
+  });
+}
+
+void Snapshotter::FinishRegion(uint32_t region) {
+  constexpr absl::Duration kLook = absl::Microseconds(20);  // a chunk takes some 60
+  const absl::Duration deadline = Clock::Real().Uptime() + options_.stall_limit;
+  const std::span<const uint32_t> chunks = ChunksOf(region);
+  for (const uint32_t chunk : chunks) CopyIfFree(chunk);
+  const auto is_needed = [&] {
+    MutexLock lock(mutex_);
+    return rechecking_ || std::ranges::any_of(chunks, [this](uint32_t chunk) {
+             return chunks_[chunk].load(std::memory_order_acquire) == ChunkState::kTaken;
+           });
+  };
+  while (is_needed()) {
+    if (Clock::Real().Uptime() > deadline) {
+      cancelled_.store(true, std::memory_order_relaxed);
+      return;
+    }
+    Clock::Real().SleepFor(kLook);
+  }
 }
 
 // When it returns the copier looks at nothing of the last snapshot any more, also when that one was

@@ -5,8 +5,10 @@
 #include <atomic>
 #include <cstdint>
 #include <functional>
+#include <map>
 #include <memory>
 #include <optional>
+#include <span>
 #include <string>
 #include <string_view>
 #include <thread>
@@ -18,6 +20,7 @@
 #include "absl/time/time.h"
 #include "checkpoint/copy_plan.h"
 #include "checkpoint/plan.h"
+#include "checkpoint/region_chunks.h"
 #include "checkpoint/seal_table.h"
 #include "outlast/base/id.h"
 #include "outlast/base/mutex.h"
@@ -88,6 +91,14 @@ class Snapshotter {
   // Returns when nothing of the trainer's memory is needed any more. True: the last one begun is
   // sealed; false: it was given up (abort, stall limit), or there was none.
   bool Finish();
+  // The number of a region by its name, for the two below. nullopt: the state has none of it.
+  std::optional<uint32_t> RegionOf(std::string_view name) const;
+  // The region is about to change, and what shares memory with it. True: nothing of the trainer's
+  // memory is needed there any more.
+  bool Announce(uint32_t region);
+  // Returns when that is so, or when the stall limit has passed (the snapshot is never sealed
+  // then).
+  void FinishRegion(uint32_t region);
   // Ends a running snapshot without sealing it.
   void GiveUp();
   bool is_running() const;
@@ -138,20 +149,24 @@ class Snapshotter {
   int64_t sealed() const { return sealed_.load(std::memory_order_relaxed); }
 
  private:
+  enum class ChunkState : uint8_t { kFree, kTaken, kDone };
   Snapshotter(Options options, SealTable& table, std::vector<Buffer> buffers, Assignment assignment,
-              CopyPlan plan, std::vector<bool> eager);
+              CopyPlan plan, const StateView& state);
   struct Running {
     Request request;
     int buffer = 0;
     uint32_t turn = 0;
     uint32_t extra_bytes = 0;
-    std::vector<const std::byte*> sources;  // by region
+    std::vector<std::span<const std::byte>> sources;  // by region
   };
   void CopierLoop();
   void CopyChunks();
+  void CopyIfFree(uint32_t chunk);
+  std::span<const uint32_t> ChunksOf(uint32_t region);
   uint32_t CopyChunk(const Running& running, uint32_t chunk);
   void Complete();
-  bool IsSourceUnchanged() const;
+  bool IsSourceUnchanged();
+  std::vector<uint32_t> DrawRechecked() const;
   bool HoldsSourceOf(uint32_t chunk) const;
   void TellSkippedIfWanted() const;
   // A snapshot that was sealed for the disk is not there yet.
@@ -165,10 +180,13 @@ class Snapshotter {
   std::vector<Buffer> buffers_;
   const Assignment assignment_;
   const CopyPlan plan_;
-  const std::vector<bool> eager_;  // by region
-  HeldSteps held_;                 // the trainer's thread and Complete, never at once
+  const std::map<std::string, uint32_t, std::less<>> region_of_name_;
+  const std::vector<bool> eager_;          // by region
+  HeldSteps held_;                         // the trainer's thread and Complete, never at once
+  std::optional<RegionChunks> of_memory_;  // the trainer's thread
 
   Running running_;  // stable while chunks are handed out
+  std::vector<std::atomic<ChunkState>> chunks_;
   std::atomic<uint32_t> next_chunk_{0};
   std::atomic<uint32_t> chunks_done_{0};
   std::atomic<bool> cancelled_{false};
@@ -181,6 +199,9 @@ class Snapshotter {
   bool succeeded_ ABSL_GUARDED_BY(mutex_) = false;
   uint64_t serial_ ABSL_GUARDED_BY(mutex_) = 0;  // of the snapshot that the copier is to work on
   bool copier_busy_ ABSL_GUARDED_BY(mutex_) = false;
+  // Chunks whose source may change before the seal, and whether the others are being compared.
+  std::vector<bool> announced_ ABSL_GUARDED_BY(mutex_);
+  bool rechecking_ ABSL_GUARDED_BY(mutex_) = false;
   bool stopping_ ABSL_GUARDED_BY(mutex_) = false;
   std::thread copier_;
 };

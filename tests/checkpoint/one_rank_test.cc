@@ -11,6 +11,8 @@
 #include <deque>
 #include <fstream>
 #include <functional>
+#include <numeric>
+#include <random>
 #include <set>
 #include <string>
 #include <vector>
@@ -22,6 +24,9 @@
 
 namespace outlast {
 namespace {
+
+using ::testing::AllOf;
+using ::testing::HasSubstr;
 
 // Tensors of many sizes, small ones that are copied at once among them, all of whose elements are
 // one number: the step that they are of.
@@ -49,6 +54,9 @@ class Stamped {
   void Fill(int64_t stamp) {
     for (auto& values : values_) std::ranges::fill(values, stamp);
   }
+  void FillOne(size_t tensor, int64_t stamp) { std::ranges::fill(values_[tensor], stamp); }
+  const std::string& name(size_t tensor) const { return names_[tensor]; }
+  size_t size() const { return names_.size(); }
   // How many tensors hold another number somewhere.
   int64_t Wrong(int64_t stamp) const {
     return std::ranges::count_if(values_, [&](const auto& values) {
@@ -81,7 +89,8 @@ void AwaitDurable(const Checkpointer& checkpoints, int64_t step) {
 
 // Each tensor is stamped with its step, and written over with something else the moment that
 // BeforeUpdate returns: no snapshot in memory and no checkpoint on disk holds two stamps.
-TEST(Checkpointer, NeverMixesSteps) {
+using Update = std::function<void(Checkpointer&, Stamped&, int64_t stamp)>;
+void ExpectThatNoStepsMix(const Update& update) {
 #ifdef OUTLAST_SANITIZED
   constexpr int64_t kSteps = 60;
 #else
@@ -96,9 +105,7 @@ TEST(Checkpointer, NeverMixesSteps) {
               .keep_last = 1000},
              state.View(), [&](Checkpointer& checkpoints) {
                for (int64_t step = 1; step <= kSteps; ++step) {
-                 ASSERT_TRUE(checkpoints.BeforeUpdate().ok());
-                 state.Fill(-step);
-                 state.Fill(step);
+                 update(checkpoints, state, step);
                  ASSERT_TRUE(checkpoints.SaveIfDue(step, state.View()).ok());
                  if (step % 10 != 0) continue;
                  ASSERT_TRUE(checkpoints.BeforeUpdate().ok());
@@ -123,6 +130,64 @@ TEST(Checkpointer, NeverMixesSteps) {
     ASSERT_TRUE(CheckpointReader::Open(root->PathOf(info.name)).value()->ReadState(view).ok());
     EXPECT_EQ(loaded.Wrong(info.step), 0) << info.name;
   }
+}
+
+TEST(Checkpointer, NeverMixesSteps) {
+  ExpectThatNoStepsMix([](Checkpointer& checkpoints, Stamped& state, int64_t stamp) {
+    ASSERT_TRUE(checkpoints.BeforeUpdate().ok());
+    state.Fill(-stamp);
+    state.Fill(stamp);
+  });
+}
+
+// The same of an optimizer that goes from tensor to tensor, in any order.
+TEST(Checkpointer, NeverMixesStepsWhereEachRegionIsAnnouncedAlone) {
+  std::mt19937 random(7);
+  ExpectThatNoStepsMix([&](Checkpointer& checkpoints, Stamped& state, int64_t stamp) {
+    std::vector<size_t> order(state.size());
+    std::iota(order.begin(), order.end(), 0);
+    std::shuffle(order.begin(), order.end(), random);
+    for (const size_t tensor : order) {
+      ASSERT_TRUE(checkpoints.BeforeUpdate(state.name(tensor)).ok());
+      state.FillOne(tensor, -stamp);
+      state.FillOne(tensor, stamp);
+    }
+  });
+}
+
+// Regions that are not announced are taken for unchanged, as frozen weights are.
+TEST(Checkpointer, SavesWhatIsNeverAnnouncedAlongWithWhatIs) {
+  TempFolder folder;
+  Stamped state(3);
+  const auto fill = [&](int64_t stamp) {
+    state.FillOne(0, stamp);
+    state.FillOne(2, stamp);
+  };
+  TrainAlone(
+      {.uri = folder / "root", .every = Every::Steps(1000), .snapshot_every = Every::Steps(1)},
+      state.View(), [&](Checkpointer& checkpoints) {
+        state.FillOne(1, 7);
+        for (int64_t step = 1; step <= 50; ++step) {
+          for (const size_t tensor : {0, 2}) {
+            ASSERT_TRUE(checkpoints.BeforeUpdate(state.name(tensor)).ok());
+            state.FillOne(tensor, step);
+          }
+          ASSERT_TRUE(checkpoints.SaveIfDue(step, state.View()).ok());
+        }
+        ASSERT_TRUE(checkpoints.Release(state.name(0)).ok());
+        ASSERT_TRUE(checkpoints.BeforeUpdate().ok());
+        EXPECT_EQ(checkpoints.stats().sealed, 50);
+        EXPECT_EQ(checkpoints.stats().changed, 0);
+        state.Fill(-1);
+        ASSERT_EQ(checkpoints.Restore(state.View()).value(), 50);
+        fill(7);
+        EXPECT_EQ(state.Wrong(7), 0);
+
+        const absl::Status unknown = checkpoints.BeforeUpdate("layer.3");
+        EXPECT_EQ(unknown.code(), absl::StatusCode::kInvalidArgument);
+        EXPECT_THAT(unknown.message(),
+                    AllOf(HasSubstr("'layer.3'"), HasSubstr("3 regions"), HasSubstr("'layer.0'")));
+      });
 }
 
 #ifndef __SANITIZE_THREAD__  // a race on purpose

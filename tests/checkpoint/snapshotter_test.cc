@@ -22,8 +22,9 @@ class Rank {
  public:
   using Recheck = Snapshotter::Options::Recheck;
   explicit Rank(uint32_t rank = 0, uint32_t world = 1, int buffers = 3, size_t big = 700'001,
-                Recheck recheck = Recheck::kSample)
+                Recheck recheck = Recheck::kSample, size_t other = 0)
       : big_(big),
+        other_(other),
         small_(10),
         table_(Mapping::Anonymous(SealTable::BytesFor(static_cast<int>(world))).value(),
                static_cast<int>(world)) {
@@ -68,17 +69,20 @@ class Rank {
           {name, DType::kF32, shape, {}, shape, std::as_writable_bytes(std::span(values)), kind});
     };
     add("big", big_, RegionKind::kStable);
+    if (!other_.empty()) add("other", other_, RegionKind::kStable);
     add("small", small_, RegionKind::kStable);
     state.extras = extras;
     return state;
   }
   void Fill(float value) {
     std::fill(big_.begin(), big_.end(), value);
+    std::fill(other_.begin(), other_.end(), value);
     std::fill(small_.begin(), small_.end(), value);
   }
   bool IsAll(float value) const {
     const auto is = [&](float found) { return found == value; };
     return std::all_of(big_.begin(), big_.end(), is) &&
+           std::all_of(other_.begin(), other_.end(), is) &&
            std::all_of(small_.begin(), small_.end(), is);
   }
   bool Begin(int64_t step, Snapshotter::Mode mode = Snapshotter::Mode::kLazy,
@@ -99,7 +103,7 @@ class Rank {
     return snapshotter_->Restore(buffer, turn, State(), belief);
   }
 
-  std::vector<float> big_, small_;
+  std::vector<float> big_, other_, small_;
   Extras extras;
   std::atomic<bool> aborted{false};
   std::function<void()> at_chunk = [] {};  // by whoever is about to copy one, and at the end
@@ -442,6 +446,82 @@ TEST(Snapshot, IsSealedWhereOnlyWhatWasCopiedInTheCallChanges) {
     ASSERT_TRUE(rank.IsAll(static_cast<float>(step)));
   }
   EXPECT_TRUE(rank.changed.empty());
+}
+
+// Holds the copier before its first chunk, which is one of "big", until `may_go`.
+struct HeldCopier {
+  explicit HeldCopier(Rank& rank) {
+    rank.at_chunk = [this, trainer = std::this_thread::get_id()] {
+      if (std::this_thread::get_id() == trainer) return;
+      is_held = true;
+      while (!may_go) std::this_thread::yield();
+    };
+  }
+  void Await() const {
+    while (!is_held) std::this_thread::yield();
+  }
+  std::atomic<bool> is_held{false}, may_go{false};
+};
+
+// All of the source is compared before the seal, but for what was announced: that has changed.
+TEST(Snapshot, ARegionMayChangeOnceItIsCopiedThoughOthersAreNot) {
+  for (const auto recheck : {Rank::Recheck::kAll, Rank::Recheck::kSample}) {
+    Rank rank(0, 1, 3, 700'001, recheck, 900'001);
+    HeldCopier copier(rank);
+    rank.Fill(1);
+    ASSERT_TRUE(rank.Begin(1));
+    copier.Await();
+
+    const uint32_t other = rank.snapshotter_->RegionOf("other").value();
+    EXPECT_FALSE(rank.snapshotter_->Announce(other));
+    rank.snapshotter_->FinishRegion(other);
+    EXPECT_TRUE(rank.snapshotter_->Announce(other));
+    std::fill(rank.other_.begin(), rank.other_.end(), -1.0F);
+    EXPECT_FALSE(rank.snapshotter_->Announce(rank.snapshotter_->RegionOf("big").value()));
+
+    copier.may_go = true;
+    ASSERT_TRUE(rank.snapshotter_->Finish());
+    EXPECT_TRUE(rank.changed.empty());
+    ASSERT_TRUE(rank.RestoreStep(1).ok());
+    EXPECT_TRUE(rank.IsAll(1));
+  }
+}
+
+TEST(Snapshot, ARegionWhoseCopyIsHeldUpIsWaitedForUpToTheStallLimit) {
+  Rank rank(0, 1, 3, 700'001, Rank::Recheck::kSample, 900'001);
+  HeldCopier copier(rank);
+  rank.Fill(1);
+  ASSERT_TRUE(rank.Begin(1));
+  copier.Await();
+
+  const uint32_t big = rank.snapshotter_->RegionOf("big").value();
+  ASSERT_FALSE(rank.snapshotter_->Announce(big));
+  const auto began = std::chrono::steady_clock::now();
+  rank.snapshotter_->FinishRegion(big);
+  EXPECT_GE(std::chrono::steady_clock::now() - began, std::chrono::milliseconds(50));
+
+  copier.may_go = true;
+  EXPECT_FALSE(rank.snapshotter_->Finish());
+  EXPECT_EQ(rank.BufferOf(1), -1);
+}
+
+TEST(Snapshot, OfWhichEachRegionIsAnnouncedIsSealedByWhoeverCopiesTheLastChunk) {
+  Rank rank(0, 1, 3, 700'001, Rank::Recheck::kAll, 900'001);
+  for (int64_t step = 1; step <= 200; ++step) {
+    rank.Fill(static_cast<float>(step));
+    ASSERT_TRUE(rank.Begin(step));
+    for (const char* name : {"other", "small", "big"}) {
+      const uint32_t region = rank.snapshotter_->RegionOf(name).value();
+      if (!rank.snapshotter_->Announce(region)) rank.snapshotter_->FinishRegion(region);
+      auto& values = *name == 'o' ? rank.other_ : *name == 's' ? rank.small_ : rank.big_;
+      std::fill(values.begin(), values.end(), -1.0F);
+    }
+    ASSERT_TRUE(rank.snapshotter_->Finish()) << step;
+    ASSERT_TRUE(rank.RestoreStep(step).ok());
+    ASSERT_TRUE(rank.IsAll(static_cast<float>(step)));
+  }
+  EXPECT_TRUE(rank.changed.empty());
+  EXPECT_FALSE(rank.snapshotter_->RegionOf("bigger"));
 }
 
 // A copier that is held up (a page that comes from a dead file system, say) holds a step up no

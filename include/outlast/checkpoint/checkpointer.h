@@ -154,6 +154,11 @@ class Checkpointer {
   // Call it right before the update changes `kStable` regions: waits until the running snapshot has
   // copied them. kAborted: the generation ended; nothing of this step may be kept.
   absl::Status BeforeUpdate();
+  // The same for one region, and what shares memory with it, where updates go from region to
+  // region: waits for that one alone, copies it first if nobody has yet, while the others are still
+  // copied under the updates of those before them. Call it for each region that changes, each step;
+  // the next SaveIfDue takes the others for unchanged. kInvalidArgument: no such region.
+  absl::Status BeforeUpdate(std::string_view region);
   // The state is whole and of `step`: begins a snapshot if one is due. `state`'s memory must stay
   // readable until the next BeforeUpdate, SaveIfDue, Release or destruction. Never fails because of
   // a disk: failed saves are counted, and reported once on stderr. kAborted: the generation ended,
@@ -161,6 +166,8 @@ class Checkpointer {
   absl::Status SaveIfDue(int64_t step, const StateView& state);
   // Finishes the running copy now: the owner is about to free or change a region.
   absl::Status Release();
+  // The same for one region, and what shares memory with it. kInvalidArgument: no such region.
+  absl::Status Release(std::string_view region);
   // Saves `step` (not below the step that was restored or saved last) if it is not saved yet, and
   // waits until it is durable. kResourceExhausted, kUnavailable ...: it could not be made durable,
   // and why (the job will end with 88); kFailedPrecondition: a hook vetoed it. Deadline: 60 s +
