@@ -195,6 +195,11 @@ void SaveService::Nodes::OnAbort(uint64_t generation) {
   const std::string reason = "the generation ended";
   EndAwaitedSave(0, absl::UnavailableError(reason));
   aborted_ = std::max(aborted_, generation);
+  // Before the save that is under way ends: none may follow it, for nobody would hear of that one.
+  of_.finishers_.clear();  // their requests were answered by the abort
+  finish_asked_.clear();
+  if (const auto queued = std::exchange(of_.queued_, std::nullopt); queued && queued->last)
+    of_.keeper_.Dispatch(StopPersisted{queued->step, false});
   if (lead_) lead_->OnAbort(generation, reason);
   if (member_) member_->OnAbort(generation, reason);
   council_->Leave();
@@ -202,8 +207,6 @@ void SaveService::Nodes::OnAbort(uint64_t generation) {
   ++look_;
   for (const auto& [step, save] : std::exchange(of_.collecting_, {})) Unpin(save);
   for (const auto& [step, save] : std::exchange(awaiting_, {})) Unpin(save);
-  if (const auto queued = std::exchange(of_.queued_, std::nullopt); queued && queued->last)
-    of_.keeper_.Dispatch(StopPersisted{queued->step, false});
 }
 
 // --- Copies on other nodes

@@ -65,6 +65,7 @@ struct ClusterSpec {
 struct Saw {
   std::vector<LocalNodeResult> results;
   std::atomic<int> wrong_states{0}, finished{0};
+  std::atomic<int> finishing{0}, failed{0};  // ranks at their end; saves, by node
   std::atomic<int64_t> newest_durable{0};
   std::atomic<bool> is_ended{false};
   std::function<void()> persist;  // has all agents persist what is common; returns at once
@@ -182,6 +183,7 @@ inline void RunCluster(const ClusterSpec& spec, Saw& saw) {
     };
     service.observer.on_failed = [&, node](int64_t, const absl::Status& error) {
       saw.failures[node].emplace_back(MessageOf(error));
+      ++saw.failed;
     };
     service.observer.on_note = [&, node](const std::string& line) {
       saw.notes[node].push_back(line);
@@ -268,6 +270,7 @@ inline void RunCluster(const ClusterSpec& spec, Saw& saw) {
         if (spec.waits_at == 0 || (step + 1) % spec.waits_at != 0) continue;
         while (saw.newest_durable < step + 1 && generation.Check().ok()) usleep(500);
       }
+      ++saw.finishing;
       OUTLAST_RETURN_IF_ERROR(checkpoints->Finish(spec.steps, state->View()));
       ++saw.finished;
       return absl::OkStatus();

@@ -24,6 +24,7 @@
 namespace outlast {
 namespace {
 
+using ::testing::AllOf;
 using ::testing::Contains;
 using ::testing::Each;
 using ::testing::ElementsAre;
@@ -31,6 +32,7 @@ using ::testing::Field;
 using ::testing::HasSubstr;
 using ::testing::IsEmpty;
 using ::testing::Not;
+using ::testing::SizeIs;
 
 TEST(SaveNodes, TwoAgentsCommitOneCheckpointOfAllRanks) {
   const TempFolder folder;
@@ -122,6 +124,33 @@ TEST(SaveNodes, AFollowersEndAbortsTheSaveAndTheNextOneCommits) {
   EXPECT_THAT(CommittedSteps(folder.path()), ElementsAre(40, 30, 20, 10)) << TextOf(saw);
   EXPECT_EQ(NewestManifest(folder.path()).world, 2u);
   EXPECT_THAT(saw.failures[0], Contains(HasSubstr("generation 1"))) << TextOf(saw);
+}
+
+// All wait for the last step's save when a rank goes. One that were begun between two generations
+// would be announced to nobody, and hold up the next one's until its writers count as stalled.
+TEST(SaveNodes, ARankThatGoesWhileAllWaitForTheLastSaveHoldsUpNobody) {
+  const TempFolder folder;
+  Saw saw;
+  std::atomic<bool> is_killed{false};
+
+  RunCluster({.steps = 20,
+              .checkpoints = {.uri = folder.path(), .every = Every::Steps(10)},
+              .at_hook =
+                  [&](LocalCluster& cluster, int64_t step) {
+                    if (step != 20 || is_killed.exchange(true)) return;
+                    while (saw.finishing < 4) usleep(1000);
+                    usleep(50'000);  // until the lead has heard of all, too
+                    cluster.KillRank(1, 1);
+                    while (saw.failed == 0) usleep(100);
+                  }},
+             saw);
+
+  ASSERT_THAT(saw.results, kEndsWithZero) << TextOf(saw);
+  EXPECT_EQ(saw.wrong_states, 0);
+  EXPECT_THAT(saw.OfGeneration(2), AllOf(SizeIs(4), Each(Field(&Saw::Restored::step, 20))))
+      << TextOf(saw);
+  EXPECT_THAT(CommittedSteps(folder.path()), ElementsAre(20, 10)) << TextOf(saw);
+  EXPECT_THAT(saw.failures[0], ElementsAre(HasSubstr("generation 1 ended"))) << TextOf(saw);
 }
 
 TEST(SaveNodes, ANewLeadTakesTheRootAndFinishesWhatTheFormerOneLeftWhole) {
