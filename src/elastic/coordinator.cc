@@ -340,14 +340,19 @@ void Coordinator::Hear(Agent& agent, const control::Beat& beat) {
   agent.unreached = beat.unreached;
   agent.unmet = beat.unmet;
   TellOfUnmet(agent);
-  std::vector<int> finished;
+  using control::RankPhase;
+  FinishedRecord finished;
   for (const control::RankBeat& rank : beat.ranks) {
     if (rank.rank < 0 || rank.rank >= state_.commit.map.world) continue;
-    plain_[static_cast<size_t>(rank.rank)] = rank.phase == control::RankPhase::kPlain;
-    if (rank.phase == control::RankPhase::kFinished && !state_.is_finished(rank.rank))
-      finished.push_back(rank.rank);
+    const bool plain = rank.phase == RankPhase::kPlain || rank.phase == RankPhase::kPlainDone;
+    plain_[static_cast<size_t>(rank.rank)] = plain;
+    // While a generation forms, ranks are told by its map, and whoever joined takes part in it.
+    const bool done = rank.phase == RankPhase::kFinished || rank.phase == RankPhase::kPlainDone;
+    if (!done || is_preparing() || state_.is_finished(rank.rank)) continue;
+    finished.ranks.push_back(rank.rank);
+    if (plain) finished.plain.push_back(rank.rank);
   }
-  if (!finished.empty()) MarkFinished(finished);
+  if (!finished.ranks.empty()) Append(finished);
   if (phase_ == CoordinatorPhase::kDraining && state_.stop_went == 0 && SomeStillJoin())
     GiveUpStop(state_.stop->reason, false);
 }
@@ -447,7 +452,7 @@ bool Coordinator::HasWork(const Agent& agent) const {
 }
 
 AssignRequest Coordinator::Request() const {
-  AssignRequest request{.last = state_.commit.map, .finished = state_.finished};
+  AssignRequest request{.last = state_.commit.map, .finished = state_.plain_done};
   const auto may_hold = [this](const std::string& node, const Agent& agent) {
     const bool there = agent.stream != 0 || agent.lost_due != absl::InfiniteDuration();
     return there && !agent.leaving && !IsExcluded(node) &&

@@ -183,8 +183,6 @@ bool Coordinator::WouldShrink() const {
   return !map.ok() || map->world < state_.commit.map.world;
 }
 
-void Coordinator::MarkFinished(const std::vector<int>& ranks) { Append(FinishedRecord{ranks}); }
-
 void Coordinator::Refund(int64_t step_committed) {
   Append(RefundedRecord{step_committed, newest_step_});
 }
@@ -243,7 +241,7 @@ void Coordinator::SendPrepare(Agent& agent) {
                   .round = round_,
                   .map = provisional_,
                   .plain = PlainRanks(provisional_),
-                  .finished = FinishedRanks(provisional_),
+                  .finished = DoneRanks(provisional_),
                   .spawn_delay = std::max(absl::ZeroDuration(), no_spawn_before_ - now_),
                   .end_plain = end_plain_,
                   .reason = reform_reason_,
@@ -296,17 +294,16 @@ void Coordinator::TryCommit() {
   for (const auto& [node, agent] : agents_) {
     if (!agent.concerned) continue;
     const bool answered = agent.prepared_round == round_;
-    const bool may_come_back =
-        agent.lost_due != absl::InfiniteDuration() && HasWork(agent) && !agent.leaving;
+    const bool may_come_back = agent.lost_due != absl::InfiniteDuration() && !agent.leaving &&
+                               (HasWork(agent) || provisional_.Has(node, agent.incarnation));
     if (agent.stream != 0 ? !answered : may_come_back) return;
     if (agent.stream != 0 && !agent.staged && provisional_.Has(node, agent.incarnation)) return;
   }
-  const std::vector<int> finished = FinishedRanks(provisional_);
   std::vector<control::HeldSnapshot> held;
   control::Commit commit{.generation = state_.target,
                          .map = provisional_,
                          .plain = PlainRanks(provisional_),
-                         .finished = finished};
+                         .finished = DoneRanks(provisional_)};
   const RankRun& lead = provisional_.runs.front();
   const std::vector<RankRun>& last = state_.commit.map.runs;
   // It has not said hello to this coordinator yet if its work is done.
@@ -424,15 +421,15 @@ std::vector<int> Coordinator::PlainRanks(const RankMap& map) const {
   return plain;
 }
 
-std::vector<int> Coordinator::FinishedRanks(const RankMap& map) const {
-  std::vector<int> finished;
-  for (const int rank : state_.finished) {
+std::vector<int> Coordinator::DoneRanks(const RankMap& map) const {
+  std::vector<int> done;
+  for (const int rank : state_.plain_done) {
     const RankRun& run = *state_.commit.map.Find(rank);
     const int now = map.RankOf(run.node, run.first_slot + rank - run.first_rank);
-    if (now >= 0) finished.push_back(now);
+    if (now >= 0) done.push_back(now);
   }
-  std::sort(finished.begin(), finished.end());
-  return finished;
+  std::sort(done.begin(), done.end());
+  return done;
 }
 
 std::vector<control::ResumeCandidate> ChooseCandidates(

@@ -20,7 +20,8 @@ class Folder {
   void operator()(const CommittedRecord& record) {
     state_.commit = record.commit;
     state_.target = record.commit.generation;
-    state_.finished = record.commit.finished;
+    state_.finished = state_.plain_done = record.commit.finished;
+    state_.late_failure.reset();  // whose it was is to end once more
     state_.faulted.clear();
     state_.cause.reset();
   }
@@ -48,10 +49,8 @@ class Folder {
     state_.excluded.push_back(record);
   }
   void operator()(const FinishedRecord& record) {
-    for (const int rank : record.ranks) {
-      const auto at = std::lower_bound(state_.finished.begin(), state_.finished.end(), rank);
-      if (at == state_.finished.end() || *at != rank) state_.finished.insert(at, rank);
-    }
+    Insert(record.ranks, state_.finished);
+    Insert(record.plain, state_.plain_done);
   }
   void operator()(const StopBegunRecord& record) { state_.stop = record; }
   void operator()(const StopWentRecord& record) { state_.stop_went = record.step; }
@@ -69,6 +68,13 @@ class Folder {
   void operator()(const TermsRecord& record) { state_.terms = record; }
 
  private:
+  static void Insert(const std::vector<int>& ranks, std::vector<int>& into) {
+    for (const int rank : ranks) {
+      const auto at = std::lower_bound(into.begin(), into.end(), rank);
+      if (at == into.end() || *at != rank) into.insert(at, rank);
+    }
+  }
+
   CoordinatorState& state_;
 };
 

@@ -35,6 +35,7 @@ std::vector<JobAction> Job::Step(const JobEvent& event, const JobView& view) {
   std::visit([this](const auto& typed) { On(typed); }, event);
   LookAtDeadlines();
   if (phase_ == JobPhase::kReforming) {
+    FillTheFinishedAgain();
     Refill();
     TryCommit();
   }
@@ -285,6 +286,9 @@ void Job::SlotIsDue(int index) {
     }
     case State::kUnwinding:
       return Terminate(index, now_ + patience(slot), "not back in ForEachGeneration in time");
+    case State::kLeaving:
+      if (phase_ != JobPhase::kReforming) return;
+      return Terminate(index, now_ + patience(slot), "its rank is wanted again");
     case State::kStarting: {
       if (phase_ != JobPhase::kReforming) return;
       const bool replacement = slot.born > generation_;

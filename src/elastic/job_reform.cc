@@ -123,11 +123,31 @@ void Job::Refill() {
   }
 }
 
+// Who enters the next generation may wait for any rank of it, so those whose work was done take
+// part again. Where all who unwind have finished as well, nobody does.
+void Job::FillTheFinishedAgain() {
+  const bool somebody_goes_on = std::any_of(slots_.begin(), slots_.end(), [](const Slot& slot) {
+    return slot.state == State::kNone || slot.state == State::kStarting ||
+           slot.state == State::kStaged;
+  });
+  if (!somebody_goes_on) return;
+  for (Slot& slot : slots_) {
+    if (!slot.joined) continue;  // a plain program that is done
+    if (slot.state == State::kDone) {
+      Vacate(slot);
+      late_failure_.reset();  // its work is done again
+    } else if (slot.state == State::kLeaving && slot.due == absl::InfiniteDuration()) {
+      slot.due = now_ + options_.soft_abort;
+    }
+  }
+}
+
 void Job::TryCommit() {
   std::vector<int> members;
   for (size_t i = 0; i < slots_.size(); ++i) {
     const Slot& slot = slots_[i];
-    if (slot.state == State::kDone || slot.state == State::kLeaving) continue;
+    const bool is_waited_for = slot.due != absl::InfiniteDuration();
+    if (slot.state == State::kDone || (slot.state == State::kLeaving && !is_waited_for)) continue;
     const bool ready = slot.state == State::kStaged ||
                        (slot.state == State::kStarting && IsPlain(slot)) ||
                        (slot.state == State::kNone && slot.plain && slot.due <= now_);
@@ -159,7 +179,7 @@ void Job::Spawn(int index, uint64_t generation) {
 void Job::Vacate(Slot& slot) {
   slot.state = State::kNone;
   slot.plain = !slot.joined;
-  slot.joined = false;
+  slot.joined = slot.finished = slot.sealed = false;
   slot.due = std::max(now_, no_spawn_before_);
 }
 

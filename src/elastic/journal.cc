@@ -88,7 +88,7 @@ void Fields(Codec& codec, ExcludedRecord& record) {
 }
 template <typename Codec>
 void Fields(Codec& codec, FinishedRecord& record) {
-  codec(record.ranks);
+  codec(record.ranks, record.plain);
 }
 template <typename Codec>
 void Fields(Codec& codec, StopBegunRecord& record) {
@@ -135,14 +135,14 @@ void Fields(Codec& codec, FaultHistory& history) {
 // it is written.
 template <typename Codec>
 void Fields(Codec& codec, CoordinatorState& state) {
-  auto& [run_id, incarnation, records, target, commit, finished, history, faulted, cause, faults,
-         excluded, late_failure, step_committed, progress_base, root_lost, final_save_failed, stop,
-         stop_went, stop_gave_up, stop_hurries, stop_failure, ending, ended, terms, job_time] =
-      state;
+  auto& [run_id, incarnation, records, target, commit, finished, plain_done, history, faulted,
+         cause, faults, excluded, late_failure, step_committed, progress_base, root_lost,
+         final_save_failed, stop, stop_went, stop_gave_up, stop_hurries, stop_failure, ending,
+         ended, terms, job_time] = state;
   static_cast<void>(records);
-  codec(run_id, incarnation, target, commit, finished, history, faulted, cause, faults, excluded,
-        late_failure, step_committed, progress_base, root_lost, final_save_failed, stop, stop_went,
-        stop_gave_up, stop_hurries, stop_failure, ending, ended, terms, job_time);
+  codec(run_id, incarnation, target, commit, finished, plain_done, history, faulted, cause, faults,
+        excluded, late_failure, step_committed, progress_base, root_lost, final_save_failed, stop,
+        stop_went, stop_gave_up, stop_hurries, stop_failure, ending, ended, terms, job_time);
 }
 
 namespace {

@@ -76,6 +76,7 @@ void NodeAgent::On(const WorkerFinished& event) {
   if (IsDying(*slot) || slot->state == State::kAbandoned) return;
   slot->state = slot->state == State::kExited ? State::kDone : State::kLeaving;
   slot->due = absl::InfiniteDuration();
+  if (!stopping_ && is_preparing()) FillAgain(*slot);
   if (stopping_) AnswerStop();
 }
 
@@ -108,10 +109,12 @@ void NodeAgent::On(const WorkerEnded& event) {
   beat_now_ = true;
   if (slot->finished) {
     slot->state = State::kDone;
-    if (ours || event.end.clean()) return;
     // It must not be hidden, but there is nothing left to be done again.
-    Report(event.slot, FaultClass::kCrash, event.end, "after its work was done", 0,
-           fmt::format("rank {}: {} after its work was done", slot->rank, HowItEnded(event.end)));
+    if (!ours && !event.end.clean()) {
+      Report(event.slot, FaultClass::kCrash, event.end, "after its work was done", 0,
+             fmt::format("rank {}: {} after its work was done", slot->rank, HowItEnded(event.end)));
+    }
+    if (!stopping_ && is_preparing()) FillAgain(*slot);
     return;
   }
   slot->state = State::kEmpty;
@@ -237,10 +240,20 @@ void NodeAgent::Refill() {
   }
 }
 
+// Of a rank whose work is done, for the generation that forms. A process that still lives has some
+// time to end by itself.
+void NodeAgent::FillAgain(Slot& slot) {
+  if (slot.state == State::kLeaving) {
+    if (slot.rank >= 0) slot.due = now_ + options_.elastic.budget.soft_abort;
+  } else if (slot.state == State::kDone) {
+    Vacate(slot);
+    slot.finished = slot.held = false;
+  }
+}
+
 bool NodeAgent::IsReady(const Slot& slot) const {
   switch (slot.state) {
     case State::kStaged:
-    case State::kLeaving:
     case State::kDone:
       return true;
     case State::kStarting:
@@ -362,6 +375,9 @@ void NodeAgent::SlotIsDue(int index) {
                       slot.rank, committed_));
     case State::kUnwinding:
       return Terminate(index, now_ + patience(slot), "not back in ForEachGeneration in time");
+    case State::kLeaving:
+      if (stopping_ || !is_preparing()) return;
+      return Terminate(index, now_ + patience(slot), "its rank is wanted again");
     case State::kStarting: {
       if (!is_preparing()) return;
       const bool replacement = slot.born > committed_;

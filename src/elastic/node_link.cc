@@ -92,10 +92,10 @@ void NodeAgent::SendBeat() {
   control::Beat beat{.counter = ++beats_, .newest_step = newest_step_};
   for (const Slot& slot : slots_) {
     if (slot.rank < 0) continue;
+    using control::RankPhase;
     const bool done = slot.finished || slot.state == State::kDone;
-    const auto phase = done         ? control::RankPhase::kFinished
-                       : slot.plain ? control::RankPhase::kPlain
-                                    : control::RankPhase::kJoined;
+    const auto phase = slot.plain ? (done ? RankPhase::kPlainDone : RankPhase::kPlain)
+                                  : (done ? RankPhase::kFinished : RankPhase::kJoined);
     beat.ranks.push_back({slot.rank, phase});
   }
   Send(std::move(beat));
@@ -196,15 +196,17 @@ void NodeAgent::Hear(const control::Prepare& prepare) {
         return std::binary_search(ranks.begin(), ranks.end(), rank);
       };
       slot.held = false;
+      const bool again = slot.finished;
       // A slot's own memory is better, unless it was another rank's.
       if (slot.state == State::kDone && slot.rank != rank && !has(prepare.finished))
         slot.state = State::kEmpty;
       if (slot.state == State::kEmpty && rank >= 0) {
-        slot.plain = has(prepare.plain);
+        slot.plain = has(prepare.plain) && !again;
         slot.joined = slot.finished = false;
         if (has(prepare.finished)) slot.state = State::kDone;
       }
       slot.rank = rank;
+      if (slot.finished) FillAgain(slot);
       if (prepare.end_plain && slot.state == State::kStarting && IsPlain(slot))
         Terminate(static_cast<int>(i), now_ + options_.elastic.budget.grace, prepare.reason);
     }

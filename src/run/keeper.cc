@@ -379,6 +379,9 @@ void Keeper::Impl::Spawn(const SpawnWorker& spawn) {
   slot.incarnation = spawn.incarnation;
   slot.entered = 0;
   slot.alive = true;
+  // Should this one be gone when another keeper takes over: it had not finished.
+  if (slot.finished)
+    Keep(fmt::format("finished.{}", spawn.slot), PayloadWriter().Int(uint64_t{0}).bytes(), -1);
   slot.joined = slot.staged = slot.finished = false;
   slot.born_rank = machine_->rank(spawn.slot);
   slot.born_world = machine_->world();

@@ -337,6 +337,19 @@ void Cluster::CheckCommit(const control::Commit& commit) {
     }
   }
   if (next != map.world) Fail("ranks that do not sum to the world");
+  // Who enters may wait for any of them: all are there, but plain ones that are done for ever.
+  for (int node = 0; node < nodes(); ++node) {
+    for (int slot = 0; slot < capacity(node); ++slot) {
+      const int rank = map.RankOf(fmt::format("n{:02}", node), slot);
+      const Worker& worker = At(node, slot);
+      if (rank >= 0 && worker.joins && Agent(node).machine && worker.alive && worker.done)
+        Fail(fmt::format("rank {} is to enter, and its work is done", rank));
+      const bool is_left_out =
+          std::binary_search(commit.finished.begin(), commit.finished.end(), rank);
+      if (is_left_out && worker.joined)
+        Fail(fmt::format("rank {} had joined, and is left out", rank));
+    }
+  }
   const auto reaches = [this](const control::ResumeCandidate& resume) {
     return resume.step >= promised_;
   };

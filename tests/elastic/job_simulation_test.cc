@@ -192,8 +192,16 @@ class Schedule {
     if (!std::is_sorted(commit.members.begin(), commit.members.end()) || commit.members.empty())
       Fail("odd members");
     job_committed_ = commit.generation;
+    if (commit.generation > 1) {
+      for (int slot = 0; slot < world(); ++slot) {
+        const bool is_member =
+            std::binary_search(commit.members.begin(), commit.members.end(), slot);
+        if (workers_[slot].joined && !is_member) Fail("a rank that had joined is left out");
+      }
+    }
     for (const int slot : commit.members) {
       if (workers_[slot].in != 0) Fail("commits while a member is in an old body");
+      if (workers_[slot].alive && workers_[slot].done) Fail("a member whose work is done");
       EnterIfOpen(slot);
     }
   }
@@ -284,7 +292,8 @@ class Schedule {
   void Join(int slot) {
     const uint64_t incarnation = workers_[slot].incarnation;
     FromWorker(slot, Some(20), [this, slot, incarnation] {
-      if (workers_[slot].incarnation == incarnation) workers_[slot].joined = true;
+      Worker& worker = workers_[slot];
+      if (worker.alive && worker.incarnation == incarnation) worker.joined = true;
       Give(WorkerJoined{slot, incarnation});
     });
     Guarded(slot, Some(Chance(20) ? 400'000 : 500), [this](int which) { Stage(which, 0); });

@@ -399,14 +399,87 @@ TEST(Job, ASurvivorIsBackOnlyWhenItLeftTheAbortedGeneration) {
   EXPECT_EQ(bench.job.generation(), 3u);
 }
 
-TEST(Job, ASlotWhoseBodyFinishedIsNoMemberOfTheNextGeneration) {
+TEST(Job, RanksThatHadFinishedTakePartInTheNextGenerationAgain) {
   Bench bench({.world = 3});
   bench.EnterAll();
   bench.Finished(0);
+  bench.End(0, kClean);
+
   bench.End(1, kKill9);
   bench.Finished(2);  // it was faster than the abort
+  EXPECT_EQ(bench.All<SpawnWorker>().size(), 5u);
+  bench.Enter(0);
   bench.Enter(1);
-  EXPECT_THAT(bench.Last<CommitGeneration>()[0].members, ElementsAre(1));
+  EXPECT_EQ(bench.job.phase(), JobPhase::kReforming);
+  bench.End(2, kClean);
+  bench.Enter(2);
+
+  ASSERT_EQ(bench.job.generation(), 2u);
+  EXPECT_THAT(bench.Last<CommitGeneration>()[0].members, ElementsAre(0, 1, 2));
+  EXPECT_EQ(bench.job.history().crashes, 1);
+  EXPECT_EQ(bench.job.faults().size(), 1u);
+  for (int slot : {0, 1, 2}) bench.Finished(slot);
+  for (int slot : {0, 1, 2}) bench.End(slot, kClean);
+  ASSERT_TRUE(bench.finished);
+  EXPECT_EQ(bench.finished->exit_code, 0);
+}
+
+TEST(Job, AFinishedProcessThatLivesOnIsEndedWhenItsRankIsWantedAgain) {
+  Bench bench({.world = 2});
+  bench.EnterAll();
+  bench.Finished(0);
+  bench.Pass(absl::Minutes(10));
+  EXPECT_THAT(bench.All<KillWorker>(), IsEmpty());
+
+  bench.End(1, kKill9);
+  bench.Enter(1);
+  bench.Pass(bench.job.options().soft_abort);
+  ASSERT_EQ(bench.All<KillWorker>().size(), 1u);
+  EXPECT_EQ(bench.All<KillWorker>()[0].slot, 0);
+  bench.End(0, kOurTerm);
+  bench.Enter(0);
+  EXPECT_EQ(bench.job.generation(), 2u);
+  EXPECT_EQ(bench.job.faults().size(), 1u);
+}
+
+TEST(Job, AFailureAfterTheWorkIsMendedWhenTheRankIsRunAgain) {
+  Bench bench({.world = 2});
+  bench.EnterAll();
+  bench.Finished(0);
+  bench.End(0, {.code = 7});
+  bench.End(1, kKill9);
+  bench.Enter(0);
+  bench.Enter(1);
+  for (int slot : {0, 1}) bench.Finished(slot);
+  for (int slot : {0, 1}) bench.End(slot, kClean);
+  ASSERT_TRUE(bench.finished);
+  EXPECT_EQ(bench.finished->exit_code, 0);
+}
+
+TEST(Job, NoGenerationFormsWhenAllWhoHadToUnwindHaveFinished) {
+  Bench bench({.world = 2});
+  bench.EnterAll();
+  bench.Finished(0);
+  bench.End(0, kClean);
+  bench.Give(VerdictGiven{1, "hung", "", 1, false});
+  bench.Finished(1);
+  bench.End(1, kClean);
+  ASSERT_TRUE(bench.finished);
+  EXPECT_EQ(bench.finished->exit_code, 0);
+  EXPECT_EQ(bench.All<SpawnWorker>().size(), 2u);
+}
+
+TEST(Job, APlainProgramThatEndedWithZeroIsNotRunAgainWithFinishedRanks) {
+  Bench bench({.world = 3});
+  bench.Enter(0);
+  bench.Enter(1);
+  bench.End(2, kClean);
+  bench.Finished(0);
+  bench.End(0, kClean);
+  bench.End(1, kKill9);
+  bench.Enter(0);
+  bench.Enter(1);
+  EXPECT_THAT(bench.Last<CommitGeneration>()[0].members, ElementsAre(0, 1));
 }
 
 TEST(Job, ASlowStarterIsNotWaitedForAndEntersTheOpenGeneration) {

@@ -50,7 +50,7 @@ std::vector<JournalPayload> Story() {
           CommittedRecord{{.generation = 2, .map = TwoNodes(), .resume = {{1, 9}, {0, 5}}}},
           NextRecord{1},
           RefundedRecord{10, 11},
-          FinishedRecord{{1, 3}},
+          FinishedRecord{{1, 3}, {1}},
           SaveFailedRecord{"", "disk full"},
           StopBegunRecord{15, "signal 15"},
           StopWentRecord{14},
@@ -102,6 +102,7 @@ TEST(Journal, EachKindIsReadAsItWasWritten) {
   EXPECT_EQ(state.history.restart_times.size(), 1u) << "progress refunds no hour";
   EXPECT_EQ(state.excluded[0].node, "b");
   EXPECT_TRUE(state.is_finished(3));
+  EXPECT_THAT(state.plain_done, testing::ElementsAre(1));
   EXPECT_EQ(state.final_save_failed, "disk full");
   EXPECT_EQ(state.stop_went, 14);
   EXPECT_TRUE(state.stop_hurries);
@@ -156,7 +157,7 @@ TEST(Journal, TwoWritersOfOneJournalAreFound) {
 
 TEST(Journal, CountsThatNoBytesAreBehindAndOddKindsAreRefused) {
   CoordinatorState state;
-  std::string bytes = EncodeJournalRecord(state, FinishedRecord{{1}});
+  std::string bytes = EncodeJournalRecord(state, FinishedRecord{{1}, {}});
   // Its count says four thousand million ranks; the checksum is right.
   std::memset(bytes.data() + kJournalHeaderBytes + 1, 0xff, 4);
   const auto with_crc = [](std::string record) {

@@ -1,9 +1,11 @@
 // The trainer of the tests of several nodes: nothing but collectives, each sum of which is known.
-//   node_trainer LOG UNTIL
+//   node_trainer LOG UNTIL [KILLED]
 //
 // Trains until the file UNTIL is there, as rank 0 sees it. LOG gets a line "generation round rank
 // world pid" when a generation is entered (round 0) and each 20 rounds, and "done rank pid" at the
 // end. In a job with --micro-batches also "share generation rank micro-batches" as it is entered.
+// In generation 1 the rank KILLED waits after its last collective until it is killed; the others
+// end.
 //
 // Ends with 0, 1 (the library refused something), 2 (usage), 4 (a wrong sum).
 #include <fcntl.h>
@@ -47,7 +49,7 @@ absl::StatusOr<bool> GoesOn(outlast::Group& group, const outlast::Generation& ge
   return values[0] == 0;
 }
 
-absl::Status Train(const std::string& log, const std::string& until) {
+absl::Status Train(const std::string& log, const std::string& until, int killed) {
   OUTLAST_ASSIGN_OR_RETURN(const auto run, outlast::Run::Join());
   return run->ForEachGeneration([&](outlast::Generation& generation) -> absl::Status {
     OUTLAST_ASSIGN_OR_RETURN(auto group, outlast::Group::Make(generation, *run, "sums", 4096));
@@ -67,6 +69,10 @@ absl::Status Train(const std::string& log, const std::string& until) {
       absl::SleepFor(absl::Milliseconds(2));
     }
     AppendLine(log, "done " + rank + " " + std::to_string(getpid()) + "\n");
+    while (generation.rank() == killed && generation.number() == 1) {
+      OUTLAST_RETURN_IF_ERROR(generation.Check());
+      absl::SleepFor(absl::Milliseconds(2));
+    }
     return absl::OkStatus();
   });
 }
@@ -74,8 +80,8 @@ absl::Status Train(const std::string& log, const std::string& until) {
 }  // namespace
 
 int main(int argc, char** argv) {
-  if (argc != 3) return 2;
-  const absl::Status status = Train(argv[1], argv[2]);
+  if (argc != 3 && argc != 4) return 2;
+  const absl::Status status = Train(argv[1], argv[2], argc == 4 ? std::atoi(argv[3]) : -1);
   if (!status.ok()) std::fprintf(stderr, "node_trainer: %s\n", status.ToString().c_str());
   return status.ok() ? 0 : 1;
 }

@@ -1051,5 +1051,54 @@ TEST_F(Nodes, WithoutRestartsAllAgentsEndWithTheFirstFailedWorkersCode) {
   for (const int k : {1, 2}) EndsWith(k, 7);
 }
 
+// A rank is killed after all others, `world` in all, have ended with 0; the next generation's
+// collectives need them.
+class KilledLast : public Nodes {
+ protected:
+  std::vector<std::string> TrainerWith(int killed) const {
+    std::vector<std::string> command = Trainer();
+    command.push_back(std::to_string(killed));
+    return command;
+  }
+  void KillAfterTheOthers(int killed, int world) {
+    ASSERT_TRUE(AllTrain(world)) << Seen();
+    const std::map<int, pid_t> pids = Pids();
+    EndTraining();
+    const auto have_ended = [&](const std::vector<Round>&) {
+      return Dones() == world && std::all_of(pids.begin(), pids.end(), [&](const auto& rank) {
+               return rank.first == killed || kill(rank.second, 0) != 0;
+             });
+    };
+    ASSERT_TRUE(Comes(have_ended)) << Seen();
+    ASSERT_EQ(kill(pids.at(killed), SIGKILL), 0);
+  }
+  // Bodies that came to their end so far.
+  int Dones() const {
+    std::istringstream lines(Read("log"));
+    int count = 0;
+    for (std::string line; std::getline(lines, line);) count += line.starts_with("done ") ? 1 : 0;
+    return count;
+  }
+};
+
+TEST_F(KilledLast, OnOneNodeTheFinishedRanksTakePartAgain) {
+  std::vector<std::string> command = {
+      BuildFolder() / "outlast", "run", "-n", "2", "--run-dir", Path("runs"), "--"};
+  for (const std::string& word : TrainerWith(0)) command.push_back(word);
+  PipedProcess job(command);
+  KillAfterTheOthers(0, 2);
+  EXPECT_EQ(job.Wait(Within(30)), 0) << job.seen();
+  EXPECT_EQ(Dones(), 4) << Read("log");
+}
+
+// Of the first node all ranks have finished.
+TEST_F(KilledLast, OnTwoNodesTheFinishedRanksTakePartAgain) {
+  for (const int k : {1, 2}) Start(k, "2", {}, TrainerWith(2));
+  KillAfterTheOthers(2, 4);
+  for (const int k : {1, 2}) EndsWith(k, 0, 30);
+  EXPECT_EQ(Dones(), 8) << Read("log");
+  EXPECT_EQ(Report(1)["job_faults"].size(), 1u) << Report(1);
+}
+
 }  // namespace
 }  // namespace outlast::testing

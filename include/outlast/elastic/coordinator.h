@@ -24,6 +24,12 @@
 // while a generation forms starts another round of the same generation; after its COMMIT the next
 // generation forms. A COMMIT names the map of the newest round.
 //
+// A COMMIT's ranks are all there: who enters a generation may wait for any of them. So a joined
+// rank that has finished is no exception once a generation forms after it: its slot is filled
+// again, on its node or where the dead's are (job.h says why). Only a plain rank that ended with 0
+// is done for ever (Commit::finished). A node that is lost when all its ranks have finished costs
+// nothing until then.
+//
 // What must not be forgotten goes through the journal (coordinator_state.h): AppendJournal stands
 // before the messages that follow from it, and the driver executes actions in order, so nothing is
 // sent before its record is on disk. When an append fails the driver drops the rest of the actions
@@ -257,7 +263,6 @@ class Coordinator {
   void NodeLost(const std::string& node, uint64_t incarnation, const std::string& reason,
                 FaultClass fault_class);
   void Charge(const std::string& node, uint64_t agent, const control::Fault& fault);
-  void MarkFinished(const std::vector<int>& ranks);
   void Refund(int64_t step_committed);
   void Reform(const std::string& reason);
   void StartRound();
@@ -268,9 +273,9 @@ class Coordinator {
   void SendCommit(Agent& agent);
   void TryNext(const std::string& why);
   void TryGrow();
-  // The plain and the finished ranks, as `map` numbers them.
+  // The plain ranks, and those of them that are done, as `map` numbers them.
   std::vector<int> PlainRanks(const RankMap& map) const;
-  std::vector<int> FinishedRanks(const RankMap& map) const;
+  std::vector<int> DoneRanks(const RankMap& map) const;
   bool WouldShrink() const;
   bool is_preparing() const;
 

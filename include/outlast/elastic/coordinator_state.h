@@ -56,6 +56,7 @@ struct ExcludedRecord {
 };
 struct FinishedRecord {
   std::vector<int> ranks;
+  std::vector<int> plain;  // of them
 };
 struct StopBegunRecord {
   int signal = 0;
@@ -96,11 +97,12 @@ using JournalPayload =
 
 struct CoordinatorState {
   Id128 run_id;
-  uint64_t incarnation = 0;   // 0: nothing was written yet
-  uint64_t records = 0;       // so far: the next one's index
-  uint64_t target = 0;        // above commit.generation: that generation is being formed
-  control::Commit commit;     // of the newest generation
-  std::vector<int> finished;  // ranks, ascending
+  uint64_t incarnation = 0;     // 0: nothing was written yet
+  uint64_t records = 0;         // so far: the next one's index
+  uint64_t target = 0;          // above commit.generation: that generation is being formed
+  control::Commit commit;       // of the newest generation
+  std::vector<int> finished;    // ranks, ascending
+  std::vector<int> plain_done;  // of them, those that never joined: they are never run again
   FaultHistory history;
   // Since the newest commit: (agent, process) of faults, and who is held to be the cause.
   std::vector<std::pair<uint64_t, uint64_t>> faulted;

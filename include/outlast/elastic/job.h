@@ -26,6 +26,14 @@
 // fault while re-forming does not change the target. Everything that is waited for has a deadline,
 // and the machine arms one timer for the nearest.
 //
+// Finished ranks. A generation is made of processes that are all there: whoever enters it may wait
+// for any rank of the world (a collective of all of them, a restore). So when a fault comes after
+// some joined ranks have finished, their slots are filled again too: the new processes restore the
+// newest step, find little or nothing to do, and end with 0 once more. That is always right, and
+// costs a start; that a rank is needed for nothing any more cannot be known here. It is charged to
+// nobody. A finished process that still lives (kLeaving) has the soft abort to end by itself. Where
+// all who had to unwind have finished instead, no generation forms.
+//
 // First failure. A member of the aborted generation that dies by itself before the next commit
 // failed after a peer: it is recorded as a victim, refilled and not charged. Each process can be
 // one once, so nothing loops uncharged: a replacement that dies, or is not staged in time, is
@@ -96,7 +104,7 @@ class Job {
     kActive,       // in the body of the committed generation
     kUnwinding,    // was told to abort. due: replaced
     kStopped,      // sealed the stop's step, and leaves
-    kLeaving,      // its body returned OK; it may live on
+    kLeaving,      // its body returned OK; it may live on. due (while re-forming): replaced
     kTerminating,  // we sent SIGTERM. due: SIGKILL
     kKilled,       // we sent SIGKILL, or it is dying by itself. due: given up
     kExited,       // joined, and ended with 0 without a word. due: a fault if others still run
@@ -153,6 +161,7 @@ class Job {
   void Reform(const std::string& reason);
   void TerminatePlain(const std::string& reason);
   void TryCommit();
+  void FillTheFinishedAgain();
   void Refill();
   void Spawn(int index, uint64_t generation);
   void Vacate(Slot& slot);

@@ -68,7 +68,7 @@ struct MembershipOptions {
 struct AssignRequest {
   RankMap last;                 // without runs: the first world is formed
   std::vector<LiveAgent> live;  // those that may hold ranks, in any order
-  std::vector<int> finished;    // ascending; ranks whose work is done stay with their last holder
+  std::vector<int> finished;    // ascending; done for ever: they stay with their last holder
   bool may_grow = false;        // towards max_world, by ranks appended at the end
   bool trusts_link = false;     // rule 6 is over
 };

@@ -59,9 +59,10 @@ struct Hello {
 };
 
 enum class RankPhase : uint8_t {
-  kPlain,     // the slot's last process never joined
-  kJoined,    // it did
-  kFinished,  // its work is done
+  kPlain,      // the slot's last process never joined
+  kJoined,     // it did
+  kFinished,   // its work is done: until a generation forms anew
+  kPlainDone,  // it never joined, and ended with 0: for ever
 };
 struct RankBeat {
   int rank = 0;
@@ -188,7 +189,7 @@ struct Prepare {
   uint32_t round = 0;         // rises within a coordinator's incarnation
   RankMap map;                // provisional: COMMIT names the same one, or another round comes
   std::vector<int> plain;     // ranks whose last process never joined
-  std::vector<int> finished;  // ranks whose work is done
+  std::vector<int> finished;  // plain ranks that are done: all others take part
   absl::Duration spawn_delay;
   bool end_plain = false;  // plain workers are ended: one of them failed
   std::string reason;

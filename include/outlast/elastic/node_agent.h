@@ -13,6 +13,8 @@
 // agent ends with 84. It obeys the highest (incarnation, generation, round) that it has seen.
 //
 // Workers join, are staged, finish and end as in job.h, with the same deadlines; so do plain ones.
+// A joined rank that has finished is filled again for each generation that forms after it (why:
+// job.h); a plain one that ended with 0 is done for ever.
 // A process that dies while its generation unwinds is replaced at once (the coordinator sees a
 // victim); the death of a replacement is answered by the next round only.
 #pragma once
@@ -133,7 +135,7 @@ class NodeAgent {
     kActive,       // in the body of the committed generation
     kUnwinding,    // was told to abort. due: replaced
     kStopped,      // sealed the stop's step, and leaves
-    kLeaving,      // its body returned OK
+    kLeaving,      // its body returned OK. due (while preparing): replaced
     kTerminating,  // SIGTERM was sent. due: SIGKILL
     kKilled,       // SIGKILL was sent, or it is dying by itself. due: given up
     kExited,       // joined, and ended with 0 without a word
@@ -200,6 +202,7 @@ class NodeAgent {
   void Refill();
   void TryPrepared();
   void TryCommitted();
+  void FillAgain(Slot& slot);
   bool IsReady(const Slot& slot) const;
   void Abort(const std::string& reason);
   void Spawn(int index, uint64_t generation);

@@ -135,7 +135,7 @@ void To(const Beat& beat, v1::AgentFrame& frame) {
 Beat From(const v1::Beat& proto, bool& ok) {
   Beat beat{.counter = proto.counter(), .newest_step = proto.newest_step()};
   for (const v1::RankBeat& rank : proto.ranks())
-    beat.ranks.push_back({rank.rank(), FromEnum(rank.phase(), RankPhase::kFinished, ok)});
+    beat.ranks.push_back({rank.rank(), FromEnum(rank.phase(), RankPhase::kPlainDone, ok)});
   beat.unreached.assign(proto.unreached().begin(), proto.unreached().end());
   beat.unmet.assign(proto.unmet().begin(), proto.unmet().end());
   return beat;
