@@ -174,6 +174,86 @@ TEST(Coordinator, AnAgentThatIsLostDuringAReformIsReplacedInTheNext) {
   EXPECT_EQ(bench.cluster.coordinator()->state().history.crashes, 1) << "a spare costs nothing";
 }
 
+// --- Ranks whose work is done ---
+
+TEST(Coordinator, FinishedRanksTakePartAgainWhenAnotherOneFails) {
+  Bench bench(Nodes(4, 4, 4));
+  ASSERT_TRUE(bench.RunsIn(1));
+  for (const int node : {0, 1, 2}) bench.cluster.FinishWork(node, 0);
+  bench.Train();
+  ASSERT_EQ(bench.cluster.coordinator()->state().finished.size(), 3u);
+  const std::vector<uint64_t> before = bench.Processes();
+  const std::vector<std::string> holders = bench.Holders();
+
+  bench.cluster.KillWorker(3, 0, kKill9);
+  ASSERT_TRUE(bench.RunsIn(2));
+  const std::vector<uint64_t> after = bench.Processes();
+  for (size_t node = 0; node < 4; ++node) EXPECT_NE(after[node], before[node]) << node;
+  EXPECT_EQ(bench.Holders(), holders);
+  EXPECT_THAT(bench.cluster.newest_commit().finished, ElementsAre());
+  EXPECT_EQ(bench.cluster.coordinator()->state().history.crashes, 1);
+  EXPECT_EQ(bench.cluster.faults().size(), 1u);
+
+  bench.cluster.FinishAllWork();
+  EXPECT_TRUE(bench.Ends(0));
+}
+
+TEST(Coordinator, ALostNodeWhoseRanksHadFinishedIsReplacedOnlyWhenAGenerationForms) {
+  Bench bench(Nodes(4, 3, 3));
+  ASSERT_TRUE(bench.RunsIn(1));
+  const int lost = std::stoi(bench.Holders()[1].substr(2));
+  const int killed = std::stoi(bench.Holders()[2].substr(2));
+  bench.cluster.FinishWork(lost, 0);
+  bench.Train();
+  bench.cluster.CrashAgent(lost);
+  bench.cluster.Run(absl::Minutes(1));
+  EXPECT_TRUE(bench.RunsIn(1));
+  EXPECT_TRUE(bench.cluster.faults().empty());
+
+  bench.cluster.KillWorker(killed, 0, kKill9);
+  ASSERT_TRUE(bench.RunsIn(2));
+  EXPECT_EQ(bench.cluster.newest_commit().map.world, 3);
+  EXPECT_NE(bench.Holders()[1], "n0" + std::to_string(lost));
+  bench.cluster.FinishAllWork();
+  EXPECT_TRUE(bench.Ends(0));
+}
+
+TEST(Coordinator, AFinishedRankIsWaitedForThatComesBackWhileAGenerationForms) {
+  Bench bench(Nodes(4, 3, 3));
+  ASSERT_TRUE(bench.RunsIn(1));
+  const std::vector<std::string> holders = bench.Holders();
+  const int done = std::stoi(holders[1].substr(2)), killed = std::stoi(holders[2].substr(2));
+  bench.cluster.FinishWork(done, 0);
+  bench.Train();
+  bench.cluster.PauseAgent(done);
+  bench.cluster.Run(absl::Seconds(4));  // its beats are missed
+  bench.cluster.KillWorker(killed, 0, kKill9);
+  bench.cluster.Run(absl::Seconds(3));
+  bench.cluster.ResumeAgent(done);
+  ASSERT_TRUE(bench.RunsIn(2));
+  EXPECT_EQ(bench.Holders(), holders);
+}
+
+TEST(Coordinator, APlainProgramThatEndedWithZeroIsNeverRunAgain) {
+  ClusterOptions options = Nodes(3, 3, 3);
+  options.plain = true;
+  Bench bench(options);
+  ASSERT_TRUE(bench.RunsIn(1));
+  bench.cluster.FinishWork(0, 0);
+  bench.Train();
+  bench.cluster.CrashCoordinator();
+  bench.cluster.StartCoordinator();
+  ASSERT_TRUE(bench.RunsIn(1));
+  const std::vector<uint64_t> before = bench.Processes();
+  bench.cluster.KillWorker(1, 0, kKill9);
+  ASSERT_TRUE(bench.RunsIn(2));
+  EXPECT_EQ(bench.Processes()[0], before[0]);
+  EXPECT_NE(bench.Processes()[1], before[1]);
+  EXPECT_EQ(bench.cluster.newest_commit().finished.size(), 1u);
+  bench.cluster.FinishAllWork();
+  EXPECT_TRUE(bench.Ends(0));
+}
+
 // --- Links between agents that both reach the coordinator ---
 
 // Of `rank`, by the node's name in the newest map.
