@@ -341,7 +341,7 @@ void Coordinator::Hear(Agent& agent, const control::Beat& beat) {
   agent.unmet = beat.unmet;
   TellOfUnmet(agent);
   using control::RankPhase;
-  FinishedRecord finished;
+  std::vector<int> finished, plain_done;
   for (const control::RankBeat& rank : beat.ranks) {
     if (rank.rank < 0 || rank.rank >= state_.commit.map.world) continue;
     const bool plain = rank.phase == RankPhase::kPlain || rank.phase == RankPhase::kPlainDone;
@@ -349,10 +349,11 @@ void Coordinator::Hear(Agent& agent, const control::Beat& beat) {
     // While a generation forms, ranks are told by its map, and whoever joined takes part in it.
     const bool done = rank.phase == RankPhase::kFinished || rank.phase == RankPhase::kPlainDone;
     if (!done || is_preparing() || state_.is_finished(rank.rank)) continue;
-    finished.ranks.push_back(rank.rank);
-    if (plain) finished.plain.push_back(rank.rank);
+    finished.push_back(rank.rank);
+    if (plain) plain_done.push_back(rank.rank);
   }
-  if (!finished.ranks.empty()) Append(finished);
+  if (!finished.empty()) Append(FinishedRecord{std::move(finished)});
+  if (!plain_done.empty()) Append(PlainDoneRecord{std::move(plain_done)});
   if (phase_ == CoordinatorPhase::kDraining && state_.stop_went == 0 && SomeStillJoin())
     GiveUpStop(state_.stop->reason, false);
 }

@@ -48,10 +48,8 @@ class Folder {
     std::erase_if(state_.excluded, [&](const auto& former) { return former.node == record.node; });
     state_.excluded.push_back(record);
   }
-  void operator()(const FinishedRecord& record) {
-    Insert(record.ranks, state_.finished);
-    Insert(record.plain, state_.plain_done);
-  }
+  void operator()(const FinishedRecord& record) { Insert(record.ranks, state_.finished); }
+  void operator()(const PlainDoneRecord& record) { Insert(record.ranks, state_.plain_done); }
   void operator()(const StopBegunRecord& record) { state_.stop = record; }
   void operator()(const StopWentRecord& record) { state_.stop_went = record.step; }
   void operator()(const StopGaveUpRecord& record) {

@@ -88,7 +88,11 @@ void Fields(Codec& codec, ExcludedRecord& record) {
 }
 template <typename Codec>
 void Fields(Codec& codec, FinishedRecord& record) {
-  codec(record.ranks, record.plain);
+  codec(record.ranks);
+}
+template <typename Codec>
+void Fields(Codec& codec, PlainDoneRecord& record) {
+  codec(record.ranks);
 }
 template <typename Codec>
 void Fields(Codec& codec, StopBegunRecord& record) {
@@ -140,9 +144,14 @@ void Fields(Codec& codec, CoordinatorState& state) {
          final_save_failed, stop, stop_went, stop_gave_up, stop_hurries, stop_failure, ending,
          ended, terms, job_time] = state;
   static_cast<void>(records);
-  codec(run_id, incarnation, target, commit, finished, plain_done, history, faulted, cause, faults,
-        excluded, late_failure, step_committed, progress_base, root_lost, final_save_failed, stop,
-        stop_went, stop_gave_up, stop_hurries, stop_failure, ending, ended, terms, job_time);
+  codec(run_id, incarnation, target, commit, finished, history, faulted, cause, faults, excluded,
+        late_failure, step_committed, progress_base, root_lost, final_save_failed, stop, stop_went,
+        stop_gave_up, stop_hurries, stop_failure, ending, ended, terms, job_time);
+  // What came later: a base that an older program wrote ends here.
+  if constexpr (requires { codec.at_end(); }) {
+    if (codec.at_end()) return;
+  }
+  codec(plain_done);
 }
 
 namespace {

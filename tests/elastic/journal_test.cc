@@ -50,7 +50,8 @@ std::vector<JournalPayload> Story() {
           CommittedRecord{{.generation = 2, .map = TwoNodes(), .resume = {{1, 9}, {0, 5}}}},
           NextRecord{1},
           RefundedRecord{10, 11},
-          FinishedRecord{{1, 3}, {1}},
+          FinishedRecord{{1, 3}},
+          PlainDoneRecord{{1}},
           SaveFailedRecord{"", "disk full"},
           StopBegunRecord{15, "signal 15"},
           StopWentRecord{14},
@@ -157,7 +158,7 @@ TEST(Journal, TwoWritersOfOneJournalAreFound) {
 
 TEST(Journal, CountsThatNoBytesAreBehindAndOddKindsAreRefused) {
   CoordinatorState state;
-  std::string bytes = EncodeJournalRecord(state, FinishedRecord{{1}, {}});
+  std::string bytes = EncodeJournalRecord(state, FinishedRecord{{1}});
   // Its count says four thousand million ranks; the checksum is right.
   std::memset(bytes.data() + kJournalHeaderBytes + 1, 0xff, 4);
   const auto with_crc = [](std::string record) {
@@ -210,6 +211,23 @@ TEST(Journal, ABaseStandsForAllRecordsUpToItsOwn) {
 }
 
 // As one finds it who reads while the records are taken away.
+// Who is done for ever came later.
+TEST(Journal, ABaseOfAnOlderProgramEndsEarlier) {
+  CoordinatorState state = After(Story().size());
+  state.plain_done.clear();
+  std::string base = EncodeJournalBase(state);
+  const std::string now = base;
+  base.resize(base.size() - sizeof(uint32_t));  // the count
+  const auto length = static_cast<uint32_t>(base.size() - kJournalHeaderBytes);
+  std::memcpy(base.data(), &length, sizeof(length));
+  const uint32_t crc = Crc32c(std::string_view(base).substr(8));
+  std::memcpy(base.data() + 4, &crc, sizeof(crc));
+
+  const auto content = ReadJournal(base);
+  ASSERT_TRUE(content.ok()) << content.status();
+  EXPECT_EQ(EncodeJournalBase(content->state), now);
+}
+
 TEST(Journal, ABaseMayFollowRecordsThatItStandsForAndIsNeverOlder) {
   std::vector<size_t> ends;
   const std::string records = Write(Story(), &ends);

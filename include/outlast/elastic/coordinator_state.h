@@ -56,7 +56,6 @@ struct ExcludedRecord {
 };
 struct FinishedRecord {
   std::vector<int> ranks;
-  std::vector<int> plain;  // of them
 };
 struct StopBegunRecord {
   int signal = 0;
@@ -88,10 +87,15 @@ struct TermsRecord {
   Terms terms;
 };
 
+// Of finished ranks, those that never joined: they are never run again.
+struct PlainDoneRecord {
+  std::vector<int> ranks;
+};
 using JournalPayload =
     std::variant<StartedRecord, FormingRecord, CommittedRecord, NextRecord, FaultedRecord,
                  RefundedRecord, ExcludedRecord, FinishedRecord, StopBegunRecord, StopWentRecord,
-                 StopGaveUpRecord, SaveFailedRecord, EndingRecord, EndedRecord, TermsRecord>;
+                 StopGaveUpRecord, SaveFailedRecord, EndingRecord, EndedRecord, TermsRecord,
+                 PlainDoneRecord>;
 
 // --- State ---
 

@@ -127,15 +127,20 @@ void To(const Beat& beat, v1::AgentFrame& frame) {
   for (const RankBeat& rank : beat.ranks) {
     v1::RankBeat* one = to->add_ranks();
     one->set_rank(rank.rank);
-    one->set_phase(ToEnum<v1::RankPhase>(rank.phase));
+    const bool plain_done = rank.phase == RankPhase::kPlainDone;
+    one->set_phase(ToEnum<v1::RankPhase>(plain_done ? RankPhase::kFinished : rank.phase));
+    one->set_never_joined(plain_done);
   }
   for (const std::string& node : beat.unreached) to->add_unreached(node);
   for (const std::string& node : beat.unmet) to->add_unmet(node);
 }
 Beat From(const v1::Beat& proto, bool& ok) {
   Beat beat{.counter = proto.counter(), .newest_step = proto.newest_step()};
-  for (const v1::RankBeat& rank : proto.ranks())
-    beat.ranks.push_back({rank.rank(), FromEnum(rank.phase(), RankPhase::kPlainDone, ok)});
+  for (const v1::RankBeat& rank : proto.ranks()) {
+    const auto phase = FromEnum(rank.phase(), RankPhase::kFinished, ok);
+    const bool plain_done = phase == RankPhase::kFinished && rank.never_joined();
+    beat.ranks.push_back({rank.rank(), plain_done ? RankPhase::kPlainDone : phase});
+  }
   beat.unreached.assign(proto.unreached().begin(), proto.unreached().end());
   beat.unmet.assign(proto.unmet().begin(), proto.unmet().end());
   return beat;
