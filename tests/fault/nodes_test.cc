@@ -1051,6 +1051,21 @@ TEST_F(Nodes, WithoutRestartsAllAgentsEndWithTheFirstFailedWorkersCode) {
   for (const int k : {1, 2}) EndsWith(k, 7);
 }
 
+// One that never joined and ended with 0 has done its work, whatever others do later.
+TEST_F(Nodes, APlainProgramThatEndedWithZeroIsNotRunAgain) {
+  const std::string script = "echo $RANK >>" + Path("ran") + "; [ $RANK != 0 ] && exit 0" +
+                             "; [ $TORCHELASTIC_RESTART_COUNT != 0 ] && exit 0" +
+                             "; while [ $(wc -l <" + Path("ran") +
+                             ") -lt 4 ]; do sleep 0.01; done; sleep 1.5; exit 3";
+  for (const int k : {1, 2}) Start(k, "2", {}, {"sh", "-c", script});
+  for (const int k : {1, 2}) EndsWith(k, 0);
+
+  std::istringstream lines(Read("ran"));
+  std::multiset<std::string> ran;
+  for (std::string line; std::getline(lines, line);) ran.insert(line);
+  EXPECT_THAT(ran, UnorderedElementsAre("0", "1", "2", "3", "0"));
+}
+
 // A rank is killed after all others, `world` in all, have ended with 0; the next generation's
 // collectives need them.
 class KilledLast : public Nodes {
