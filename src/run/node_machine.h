@@ -9,11 +9,11 @@
 // FinalSaveFailed) goes to the coordinator as a report, for it decides. Faults that this node
 // reports are recorded here too (RecordFault), with the budget left to the coordinator.
 //
-// Whom of its generation's peers it has not reached for as long as a silent agent is waited for (the
-// beat loss) is told to the coordinator with each beat: the lead or the followers that it should
-// have a connection to, and of the followers whose links COMMIT tells it to watch those that it had
-// reached before; one that it never has is told apart. That a link is cut ends nothing; when the
-// ranks fail for it, the coordinator knows whom to go on without.
+// Whom of its generation's peers it has not reached for as long as a silent agent is waited for
+// (the beat loss) is told to the coordinator with each beat: the lead or the followers that it
+// should have a connection to, and of the followers whose links COMMIT tells it to watch those that
+// it had reached before; one that it never has is told apart. That a link is cut ends nothing; when
+// the ranks fail for it, the coordinator knows whom to go on without.
 //
 // Resume candidates: all ranks of a generation agree among themselves (save service) on what they
 // restore, and end the job by RestoreFailed when nothing does. So the machine tells the coordinator
