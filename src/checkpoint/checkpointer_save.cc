@@ -33,7 +33,7 @@ absl::Status Checkpointer::Impl::CheckBeforeUpdate() const {
 }
 
 absl::Status Checkpointer::Impl::BeforeUpdate() {
-  if (const absl::Status status = CheckBeforeUpdate(); !status.ok()) {
+  if (absl::Status status = CheckBeforeUpdate(); !status.ok()) {
     if (snapshotter_ != nullptr) snapshotter_->GiveUp();
     return status;
   }
@@ -73,7 +73,7 @@ void Checkpointer::Impl::FinishRegion(std::optional<uint32_t> number) {
 
 absl::Status Checkpointer::Impl::BeforeUpdate(std::string_view region) {
   OUTLAST_ASSIGN_OR_RETURN(const std::optional<uint32_t> number, NumberOf(region));
-  if (const absl::Status status = CheckBeforeUpdate(); !status.ok()) {
+  if (absl::Status status = CheckBeforeUpdate(); !status.ok()) {
     if (snapshotter_ != nullptr) snapshotter_->GiveUp();
     return status;
   }

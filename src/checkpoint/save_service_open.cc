@@ -127,7 +127,7 @@ absl::StatusOr<std::shared_ptr<SaveService::Opened>> SaveService::OpenToWrite(
   opened->root->RollForward({}, {committer, opened->root->claim(), 0}).status().IgnoreError();
   // What only the remote root has is looked for when a rank restores.
   if (options.remote.uri.empty() || !start.folder.empty()) {
-    const absl::Status found = CheckStartPoint(*opened->root, start);
+    absl::Status found = CheckStartPoint(*opened->root, start);
     if (!found.ok()) {
       opened->root->Release().IgnoreError();
       if (opened->remote != nullptr) opened->remote->Release().IgnoreError();
