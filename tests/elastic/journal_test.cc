@@ -91,7 +91,7 @@ TEST(Journal, EachKindIsReadAsItWasWritten) {
   ASSERT_TRUE(content.ok()) << content.status();
   const CoordinatorState& state = content->state;
   EXPECT_EQ(content->torn, "");
-  EXPECT_EQ(state.records, 18u);
+  EXPECT_EQ(state.records, 19u);
   EXPECT_EQ(state.incarnation, 2u);
   EXPECT_EQ(state.run_id, Id128::FromName("run"));
   EXPECT_EQ(state.generation(), 2u);
