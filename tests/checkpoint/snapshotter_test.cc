@@ -450,16 +450,21 @@ TEST(Snapshot, IsSealedWhereOnlyWhatWasCopiedInTheCallChanges) {
 
 // Holds the copier before its first chunk, which is one of "big", until `may_go`.
 struct HeldCopier {
-  explicit HeldCopier(Rank& rank) {
+  explicit HeldCopier(Rank& held) : rank(held) {
     rank.at_chunk = [this, trainer = std::this_thread::get_id()] {
       if (std::this_thread::get_id() == trainer) return;
       is_held = true;
       while (!may_go) std::this_thread::yield();
     };
   }
+  ~HeldCopier() {
+    may_go = true;
+    rank.snapshotter_.reset();  // its copier calls the hook
+  }
   void Await() const {
     while (!is_held) std::this_thread::yield();
   }
+  Rank& rank;
   std::atomic<bool> is_held{false}, may_go{false};
 };
 
