@@ -386,7 +386,8 @@ bool Snapshotter::Finish() {
   if (is_running()) CopyChunks();
   const absl::Duration deadline = Clock::Real().Uptime() + options_.stall_limit;
   MutexLock lock(mutex_);
-  while (active_ || copier_busy_) {
+  // One that was cancelled is never complete: only its copier is waited for.
+  while ((active_ && !cancelled_.load(std::memory_order_relaxed)) || copier_busy_) {
     const absl::Duration left = deadline - Clock::Real().Uptime();
     if (left <= absl::ZeroDuration()) {
       cancelled_.store(
