@@ -341,8 +341,9 @@ void Cluster::CheckCommit(const control::Commit& commit) {
   for (int node = 0; node < nodes(); ++node) {
     for (int slot = 0; slot < capacity(node); ++slot) {
       const int rank = map.RankOf(fmt::format("n{:02}", node), slot);
+      if (rank < 0) continue;
       const Worker& worker = At(node, slot);
-      if (rank >= 0 && worker.joins && Agent(node).machine && worker.alive && worker.done)
+      if (worker.joins && Agent(node).machine && worker.alive && worker.done)
         Fail(fmt::format("rank {} is to enter, and its work is done", rank));
       const bool is_left_out =
           std::binary_search(commit.finished.begin(), commit.finished.end(), rank);
