@@ -134,6 +134,7 @@ class Checkpointer::Impl {
   void RestoreAhead(const Message& message);
   absl::Status CheckBeforeUpdate() const;
   absl::StatusOr<std::optional<uint32_t>> NumberOf(std::string_view region) const;
+  void FinishSnapshot();
   void FinishRegion(std::optional<uint32_t> number);
   // kMust: waits for a free buffer, and copies at once.
   enum class Urgency : uint8_t { kMaySkip, kMust };

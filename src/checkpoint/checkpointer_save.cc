@@ -40,16 +40,20 @@ absl::Status Checkpointer::Impl::BeforeUpdate() {
   updates_are_announced_ = true;
   ++updates_;
   if (snapshotter_ != nullptr && snapshotter_->is_running()) {
-    SectionScope section = run_.Section("snapshot", {.phase = Phase::kCheckpointSnapshot});
-    const int64_t started = MonotonicNanos();
-    snapshotter_->Finish();
-    AddStall(started);
+    FinishSnapshot();
     // An abort while the copy ended: the trainer must not update a state that its peers take as it
     // is.
     OUTLAST_RETURN_IF_ERROR(CheckBeforeUpdate());
   }
   live_ = ahead_ = std::nullopt;
   return absl::OkStatus();
+}
+
+void Checkpointer::Impl::FinishSnapshot() {
+  SectionScope section = run_.Section("snapshot", {.phase = Phase::kCheckpointSnapshot});
+  const int64_t started = MonotonicNanos();
+  snapshotter_->Finish();
+  AddStall(started);
 }
 
 // Until the first save nothing is copied, and no name is known.
@@ -226,9 +230,7 @@ absl::Status Checkpointer::Impl::SaveIfDue(int64_t step, const StateView& state)
   if (!updates_are_announced_) {
     snapshotter_->GiveUp();
   } else if (snapshotter_->is_running()) {
-    const int64_t started = MonotonicNanos();
-    snapshotter_->Finish();
-    AddStall(started);
+    FinishSnapshot();
   }
   state_step_ = step;
   OUTLAST_ASSIGN_OR_RETURN(const Run::StepVerdict verdict, run_.CompleteStep(step));

@@ -20,7 +20,7 @@ class RegionChunks {
   // by way of others.
   std::span<const uint32_t> Of(uint32_t region) const { return chunks_[group_[region]]; }
 
-  // Quick, as each snapshot asks.
+  // Once a snapshot.
   bool IsOf(const Memories& memories) const;
 
  private:

@@ -191,6 +191,7 @@ absl::StatusOr<bool> Snapshotter::Begin(const Request& request, const StateView&
       }
     }
   }
+  memory_is_known_ = false;
   cancelled_.store(false, std::memory_order_relaxed);
   is_void_.store(false, std::memory_order_relaxed);
   chunks_done_.store(0, std::memory_order_relaxed);
@@ -406,8 +407,9 @@ std::optional<uint32_t> Snapshotter::RegionOf(std::string_view name) const {
 }
 
 std::span<const uint32_t> Snapshotter::ChunksOf(uint32_t region) {
-  if (!of_memory_ || !of_memory_->IsOf(running_.sources))
+  if (!memory_is_known_ && !(of_memory_ && of_memory_->IsOf(running_.sources)))
     of_memory_.emplace(plan_, eager_, running_.sources);
+  memory_is_known_ = true;
   return of_memory_->Of(region);
 }
 

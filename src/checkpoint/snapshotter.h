@@ -184,6 +184,8 @@ class Snapshotter {
   const std::vector<bool> eager_;          // by region
   HeldSteps held_;                         // the trainer's thread and Complete, never at once
   std::optional<RegionChunks> of_memory_;  // the trainer's thread
+  // of_memory_ is of the running snapshot: looked at once for each, not by each region.
+  bool memory_is_known_ = false;
 
   Running running_;  // stable while chunks are handed out
   std::vector<std::atomic<ChunkState>> chunks_;
